@@ -1,0 +1,48 @@
+"""Speculative decoding for Hugging Face transformers: `model.generate(..., speculative_config=...)`."""
+
+from hf_specdec.acceptance import ACCEPTANCE
+from hf_specdec.configs import BaseConfig, EASDConfig, ExactConfig, SpeculativeConfig
+from hf_specdec.drafters import DrafterBase, DraftSettings, ScriptedDrafter
+from hf_specdec.errors import (
+    DrafterError,
+    IncompatibleDraftError,
+    InvalidConfigError,
+    SpeculativeError,
+    UnsupportedModelError,
+)
+from hf_specdec.generation import generate
+from hf_specdec.hook import SpeculativeGenerationMixin, install, uninstall
+from hf_specdec.lengths import AdditiveLength, ConfidenceLength, ConstantLength
+from hf_specdec.loading import load_model
+from hf_specdec.outputs import SpeculativeDecoderOnlyOutput
+from hf_specdec.stats import SpeculativeStats
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ACCEPTANCE",
+    "AdditiveLength",
+    "BaseConfig",
+    "ConfidenceLength",
+    "ConstantLength",
+    "DraftSettings",
+    "DrafterBase",
+    "DrafterError",
+    "EASDConfig",
+    "ExactConfig",
+    "IncompatibleDraftError",
+    "InvalidConfigError",
+    "ScriptedDrafter",
+    "SpeculativeConfig",
+    "SpeculativeDecoderOnlyOutput",
+    "SpeculativeError",
+    "SpeculativeGenerationMixin",
+    "SpeculativeStats",
+    "UnsupportedModelError",
+    "generate",
+    "install",
+    "load_model",
+    "uninstall",
+]
+
+install()

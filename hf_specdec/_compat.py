@@ -1,0 +1,119 @@
+"""Every difference between the transformers releases this package supports (5.17 up to 5.24).
+
+Each entry names the release range it serves, so that it can be deleted when that range ends.
+"""
+
+import inspect
+from typing import Any
+
+from transformers import GenerationMixin, PreTrainedModel
+from transformers.generation import logits_process, stopping_criteria
+
+__all__ = [
+    "CACHE_KEY",
+    "OWN_GENERATE_CLASSES",
+    "POSITION_FREE_PROCESSORS",
+    "ROW_INDEPENDENT_CRITERIA",
+    "ROW_INDEPENDENT_PROCESSORS",
+    "cache_argument",
+    "forward_parameters",
+    "undecorated_model",
+]
+
+# Up to 5.23 or earlier the keyword is `past_key_values`; 5.24 calls it `cache` everywhere.
+CACHE_KEY = "cache" if "cache" in inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters else (
+    "past_key_values"
+)
+
+
+def _existing(module: Any, names: tuple[str, ...]) -> frozenset[type]:
+    return frozenset(getattr(module, name) for name in names if hasattr(module, name))
+
+
+# Processors that look at the scores only, so that all positions of a draft can be warped in one call.
+POSITION_FREE_PROCESSORS = _existing(
+    logits_process,
+    (
+        "EpsilonLogitsWarper",
+        "EtaLogitsWarper",
+        "InfNanRemoveLogitsProcessor",
+        "LogitNormalization",
+        "MinPLogitsWarper",
+        "SuppressTokensLogitsProcessor",
+        "TemperatureLogitsWarper",
+        "TopHLogitsWarper",
+        "TopKLogitsWarper",
+        "TopPLogitsWarper",
+        "TypicalLogitsWarper",
+    ),
+)
+
+# Processors whose result for a row depends on that row's prefix and scores alone and that keep no state between calls.
+ROW_INDEPENDENT_PROCESSORS = POSITION_FREE_PROCESSORS | _existing(
+    logits_process,
+    (
+        "ExponentialDecayLengthPenalty",
+        "ForcedBOSTokenLogitsProcessor",
+        "ForcedEOSTokenLogitsProcessor",
+        "MinLengthLogitsProcessor",
+        "MinNewTokensLengthLogitsProcessor",
+        "NoBadWordsLogitsProcessor",
+        "NoRepeatNGramLogitsProcessor",
+        "RepetitionPenaltyLogitsProcessor",
+        "SequenceBiasLogitsProcessor",
+        "SuppressTokensAtBeginLogitsProcessor",
+    ),
+)
+
+# Criteria that judge each row by its own prefix (or by the clock) and keep no state between calls.
+ROW_INDEPENDENT_CRITERIA = _existing(
+    stopping_criteria, ("EosTokenCriteria", "MaxLengthCriteria", "MaxTimeCriteria", "StopStringCriteria")
+)
+
+# Classes that bring a `generate` of their own whose decoding is not the ordinary loop over one causal LM.
+OWN_GENERATE_CLASSES = frozenset(
+    {
+        "BarkCausalModel",
+        "BarkCoarseModel",
+        "BarkFineModel",
+        "BarkModel",
+        "BarkSemanticModel",
+        "BlipForConditionalGeneration",
+        "BlipForQuestionAnswering",
+        "ClvpModelForConditionalGeneration",
+        "CsmForConditionalGeneration",
+        "DiaForConditionalGeneration",
+        "DiffusionGemmaForBlockDiffusion",
+        "JanusForConditionalGeneration",
+        "KyutaiSpeechToTextForConditionalGeneration",
+        "MoshiForConditionalGeneration",
+        "MusicgenForCausalLM",
+        "MusicgenForConditionalGeneration",
+        "MusicgenMelodyForCausalLM",
+        "MusicgenMelodyForConditionalGeneration",
+        "PocketTtsForConditionalGeneration",
+        "Qwen2_5OmniForConditionalGeneration",
+        "Qwen3OmniMoeForConditionalGeneration",
+        "RagSequenceForGeneration",
+        "RagTokenForGeneration",
+        "SpeechT5ForSpeechToText",
+        "WhisperForConditionalGeneration",
+    }
+)
+
+
+def cache_argument(model_kwargs: dict[str, Any]) -> Any:
+    """The cache among `generate`'s model keywords, under whichever name this release uses; None when there is none."""
+    return model_kwargs.get(CACHE_KEY)
+
+
+def undecorated_model(model: Any) -> Any:
+    """The transformers model inside a PEFT wrapper, or the model itself."""
+    return model if isinstance(model, PreTrainedModel) or not callable(getattr(model, "get_base_model", None)) else (
+        model.get_base_model()
+    )
+
+
+def forward_parameters(model: Any) -> frozenset[str]:
+    """Names that the model's `forward` takes, looked up inside a PEFT wrapper."""
+    return frozenset(inspect.signature(undecorated_model(model).forward).parameters)

@@ -1,0 +1,133 @@
+"""EASD: entropy-aware token rejection (arXiv 2512.23765)."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, final
+
+import torch
+from torch import Tensor
+
+from hf_specdec.acceptance.exact import exact_acceptance, exact_replacement
+from hf_specdec.errors import InvalidConfigError
+from hf_specdec.laws import EntropyKind, entropy, top_overlap, without_token
+from hf_specdec.records import Evidence, Outcome
+
+__all__ = ["EASD"]
+
+
+@final
+@dataclass(frozen=True)
+class EASD:
+    """Rejects a draft where both models are unsure and yet agree in their top candidates.
+
+    Published (arXiv 2512.23765, as its reviewers and a summary of equations 4 to 7 describe it): the rule fires where both
+    entropies exceed a threshold and the two top-n sets overlap; the draft's token is then removed from the target's law,
+    which is normalised again and sampled. Ours: `top_n`, the overlap threshold and its `>=`, entropies of the
+    *untempered* laws (at temperature 0 the sampling law has none), full-vocabulary entropy in nats, and that only drafts
+    which the exact rule would accept are rejected (`apply_to="accepted"`); a draft that the exact rule rejects is
+    corrected as usual, so that at temperature 0 the rule changes a token exactly where the draft is the target's argmax,
+    which gives way to the runner-up.
+
+    Args:
+        target_entropy_threshold, draft_entropy_threshold (`float`): The rule fires above both, in units of `entropy_base`.
+        overlap_threshold (`float`): Least share of common tokens among the two `top_n` sets, in [0, 1].
+        top_n (`int`): Size of the two sets.
+        resample (`str`): `"masked"` draws from the target's law without the rejected token; `"plain"` draws from the law
+            itself (an ablation: at temperature 0 it changes nothing).
+        apply_to (`str`): `"accepted"`, or `"all"` to treat drafts that the exact rule rejects in the same way.
+        penalty (`float`): Share of the rejected token's probability that survives the mask; 0 removes it.
+        entropy_kind (`str`): See [`hf_specdec.laws.entropy`].
+        entropy_top_k (`int`): Terms of the `"topk"` entropy.
+        entropy_base (`float`): Base of the logarithm.
+    """
+
+    target_entropy_threshold: float = 2.0
+    draft_entropy_threshold: float = 2.0
+    overlap_threshold: float = 0.6
+    top_n: int = 5
+    resample: Literal["masked", "plain"] = "masked"
+    apply_to: Literal["accepted", "all"] = "accepted"
+    penalty: float = 0.0
+    entropy_kind: EntropyKind = "full"
+    entropy_top_k: int = 3
+    entropy_base: float = math.e
+
+    def __post_init__(self) -> None:
+        for name in ("target_entropy_threshold", "draft_entropy_threshold"):
+            if math.isnan(getattr(self, name)):
+                raise InvalidConfigError(f"{name} must be a number, got NaN")
+        if not 0.0 <= self.overlap_threshold:
+            raise InvalidConfigError(f"overlap_threshold must be at least 0, got {self.overlap_threshold}")
+        if self.top_n < 1:
+            raise InvalidConfigError(f"top_n must be at least 1, got {self.top_n}")
+        if self.resample not in ("masked", "plain"):
+            raise InvalidConfigError(f'resample must be "masked" or "plain", got {self.resample!r}')
+        if self.apply_to not in ("accepted", "all"):
+            raise InvalidConfigError(f'apply_to must be "accepted" or "all", got {self.apply_to!r}')
+        if not 0.0 <= self.penalty <= 1.0:
+            raise InvalidConfigError(f"penalty must lie in [0, 1], got {self.penalty}")
+        if self.entropy_kind not in ("full", "topk", "normalized"):
+            raise InvalidConfigError(
+                f'entropy_kind must be "full", "topk" or "normalized", got {self.entropy_kind!r}'
+            )
+
+    @property
+    def lossless(self) -> bool:
+        """False: where the rule fires, the emitted law is not the target's."""
+        return False
+
+    @property
+    def needs_draft_logits(self) -> bool:
+        """True: the rule measures the drafter's entropy."""
+        return True
+
+    def fires(self, target_logits: Tensor, draft_logits: Tensor, num_candidates: Tensor) -> Tensor:
+        """Where the uncertain agreement holds; depends on the two laws only, never on the token.
+
+        Args:
+            target_logits, draft_logits (`torch.FloatTensor` of shape `(..., vocab)`): Untempered logits of both models.
+            num_candidates (`torch.LongTensor` of shape `(...)`): Tokens that the processors left to the target. With
+                fewer than two there is nothing to resample and the rule stays silent.
+        """
+        measure = {"kind": self.entropy_kind, "top_k": self.entropy_top_k, "base": self.entropy_base}
+        return (
+            (entropy(target_logits, **measure) > self.target_entropy_threshold)
+            & (entropy(draft_logits, **measure) > self.draft_entropy_threshold)
+            & (top_overlap(target_logits, draft_logits, self.top_n) >= self.overlap_threshold)
+            & (num_candidates > 1)
+        )
+
+    def acceptance(self, evidence: Evidence) -> Tensor:
+        return exact_acceptance(evidence).where(~self._fires_on(evidence), 0.0)
+
+    def replacement(self, evidence: Evidence) -> Tensor:
+        """The residual where the rule is silent; where it fires, the mixture that its two ways of rejecting make."""
+        ordinary = exact_replacement(evidence)
+        p, token = self._choice_law(evidence), evidence.tokens[:, 0]
+        resampled = p if self.resample == "plain" else without_token(p, token, self.penalty)
+        share = torch.ones_like(evidence.p_token) if self.apply_to == "all" else exact_acceptance(evidence)
+        return torch.where(self._fires_on(evidence), share * resampled + (1 - share) * ordinary, ordinary)
+
+    def count(self, evidence: Evidence, outcome: Outcome) -> Mapping[str, Tensor]:
+        """`easd_fired`: reached positions where the rule fired; `easd_changed_token`: those where the same dice under the
+        exact rule would have kept the draft and another token was emitted."""
+        fired = outcome.rejected & self._fires_on(evidence)[:, 0]
+        kept_if_exact = outcome.uniforms.to(fired.device) < exact_acceptance(evidence)[:, 0]
+        changed = fired & kept_if_exact & (outcome.next_tokens != evidence.tokens[:, 0])
+        return {"easd_fired": fired.long(), "easd_changed_token": changed.long()}
+
+    def _choice_law(self, evidence: Evidence) -> Tensor:
+        """The law to mask. Under greedy decoding the runner-up is wanted, so the mask must act before the argmax."""
+        if evidence.do_sample or self.resample == "plain":
+            return evidence.p[:, 0]
+        scores = evidence.scores[:, 0]
+        handicap = math.log(self.penalty) if self.penalty > 0 else -math.inf
+        aligned = scores.scatter(-1, evidence.tokens, scores.gather(-1, evidence.tokens) + handicap)
+        return torch.zeros_like(scores).scatter_(-1, aligned.argmax(-1, keepdim=True), 1.0)
+
+    def _fires_on(self, evidence: Evidence) -> Tensor:
+        if evidence.draft_logits is None:  # n-gram drafts are point masses: their entropy is 0
+            return torch.zeros_like(evidence.valid)
+        candidates = evidence.scores.isfinite().sum(-1)
+        return self.fires(evidence.target_logits, evidence.draft_logits.to(evidence.scores.dtype), candidates)

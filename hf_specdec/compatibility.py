@@ -1,0 +1,85 @@
+"""Whether a draft model fits its target: tokenizers, as far as they are known."""
+
+from __future__ import annotations
+
+import logging
+from functools import lru_cache
+from typing import Any
+
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from hf_specdec._compat import undecorated_model
+from hf_specdec.errors import IncompatibleDraftError
+
+__all__ = ["check_tokenizers"]
+
+logger = logging.getLogger(__name__)
+
+
+def check_tokenizers(
+    target: Any,
+    draft: Any,
+    tokenizer: PreTrainedTokenizerBase | None,
+    draft_tokenizer: PreTrainedTokenizerBase | None,
+) -> bool:
+    """Refuses a draft model that counts its tokens differently.
+
+    Tokenizers that were not given are looked for where the models were loaded from, in the local cache only.
+
+    Returns:
+        Whether the tokenizers could be compared. Where they could not, one warning is given per process.
+
+    Raises:
+        [`IncompatibleDraftError`]: If the two vocabularies assign different ids.
+    """
+    if undecorated_model(target) is undecorated_model(draft):
+        return True
+    names = [undecorated_model(model).config.name_or_path for model in (target, draft)]
+    if tokenizer is None and draft_tokenizer is None:
+        same = _saved_tokenizers_agree(*names) if all(names) else None
+    else:
+        first = tokenizer if tokenizer is not None else _saved_tokenizer(names[0])
+        second = draft_tokenizer if draft_tokenizer is not None else _saved_tokenizer(names[1])
+        same = None if first is None or second is None else _agree(first, second)
+    if same is False:
+        raise IncompatibleDraftError(
+            f"the draft model {names[1] or type(draft).__name__} uses another tokenizer than the target "
+            f"{names[0] or type(target).__name__}: the same ids stand for different tokens. Use a draft model of the target's "
+            'family, or drafting="ngram"'
+        )
+    if same is None:
+        _warn_once()
+    return same is not None
+
+
+def _agree(first: PreTrainedTokenizerBase, second: PreTrainedTokenizerBase) -> bool:
+    """Whether all tokens that both know have the same id, and each knows most of the other's."""
+    ours, theirs = first.get_vocab(), second.get_vocab()
+    shared = ours.keys() & theirs.keys()
+    return len(shared) >= 0.9 * min(len(ours), len(theirs)) and all(ours[token] == theirs[token] for token in shared)
+
+
+@lru_cache(maxsize=8)
+def _saved_tokenizer(name: str) -> PreTrainedTokenizerBase | None:
+    if not name:
+        return None
+    try:
+        return AutoTokenizer.from_pretrained(name, local_files_only=True)
+    except (OSError, ValueError, ImportError, KeyError):
+        return None
+
+
+@lru_cache(maxsize=64)
+def _saved_tokenizers_agree(first: str, second: str) -> bool | None:
+    if first == second:
+        return True
+    ours, theirs = _saved_tokenizer(first), _saved_tokenizer(second)
+    return None if ours is None or theirs is None else _agree(ours, theirs)
+
+
+@lru_cache(maxsize=1)
+def _warn_once() -> None:
+    logger.warning(
+        "The tokenizers of target and draft model are not known, so nobody checked that they agree. Pass tokenizer=... and "
+        "assistant_tokenizer=... to have them compared."
+    )

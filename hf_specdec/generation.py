@@ -1,0 +1,377 @@
+"""Decoding one `generate` call: from the inputs that transformers prepared to its output object."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers.generation.configuration_utils import GenerationMode
+
+from hf_specdec._compat import CACHE_KEY, OWN_GENERATE_CLASSES, cache_argument, undecorated_model
+from hf_specdec.compatibility import check_tokenizers
+from hf_specdec.configs import BaseConfig, load_config
+from hf_specdec.drafters import AssistantDrafter, DrafterBase, DraftSettings, HybridDrafter, PromptLookupDrafter
+from hf_specdec.errors import InvalidConfigError, UnsupportedModelError
+from hf_specdec.loading import load_model
+from hf_specdec.loop import Record, Run, speculate
+from hf_specdec.outputs import SpeculativeDecoderOnlyOutput, StepOutputs, TokenStream
+from hf_specdec.prefix_lm import PrefixLM, can_realign, check_croppable
+from hf_specdec.records import Round
+from hf_specdec.sequences import Sequences
+from hf_specdec.stats import SpeculativeStats
+from hf_specdec.verify import RandomStreams
+from hf_specdec.warping import are_row_independent, only_row_independent
+
+__all__ = ["SpeculativeDecoder", "check_model", "generate"]
+
+# What the target's own `prepare_inputs_for_generation` is given anew in every round.
+_REMADE = ("attention_mask", "position_ids", CACHE_KEY, "use_cache", "logits_to_keep", "input_ids", "inputs_embeds")
+_TOKEN_TYPES = ("token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids")
+
+
+@dataclass
+class SpeculativeDecoder:
+    """The decoding method that `generate` calls once everything is prepared.
+
+    Args:
+        config ([`BaseConfig`]): What the user asked for.
+        assistant (`PreTrainedModel`, path, Hub id or drafter factory, *optional*): What drafts. A factory is called with
+            the run's [`DraftSettings`] and returns a drafter.
+        tokenizer, assistant_tokenizer (`PreTrainedTokenizerBase`, *optional*): To check that the two models agree.
+        stream ([`TokenStream`]): Where tokens are shown.
+        stats_callback (`Callable`, *optional*): Called with the statistics before the result is returned.
+        synced_gpus (`bool`): Keep running forward passes until every process has finished.
+        round_callback (`Callable`, *optional*): Called with every [`Round`] as it ends.
+    """
+
+    config: BaseConfig
+    assistant: Any = None
+    tokenizer: Any = None
+    assistant_tokenizer: Any = None
+    stream: TokenStream = field(default_factory=lambda: TokenStream(None))
+    stats_callback: Callable[[SpeculativeStats], None] | None = None
+    synced_gpus: bool = False
+    round_callback: Callable[[Round], None] | None = None
+
+    def __call__(
+        self,
+        model: PreTrainedModel,
+        input_ids: Tensor,
+        *,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: GenerationConfig,
+        **model_kwargs: Any,
+    ) -> SpeculativeDecoderOnlyOutput | Tensor:
+        """Decodes; the signature is that of transformers' own decoding methods.
+
+        Returns:
+            `(batch, length)` sequences, or with `return_dict_in_generate` a [`SpeculativeDecoderOnlyOutput`].
+        """
+        started = time.perf_counter()
+        check_model(model)
+        _check_mode(generation_config, model_kwargs)
+        stats = SpeculativeStats()
+        make_drafter = self._drafter_factory(model, generation_config, stats)
+        outputs = model._prefill(input_ids, generation_config, model_kwargs)
+        cache = outputs[CACHE_KEY]
+        check_croppable(cache, model)
+        cache.activate_past_recording()
+        stats.prefill_seconds = time.perf_counter() - started
+
+        texts = _sequences(input_ids, stopping_criteria, generation_config)
+        target = _target(model, cache, texts, model_kwargs)
+        steps = _step_outputs(generation_config, cache)
+        run = self._run(model, target, texts, outputs, logits_processor, generation_config, steps)
+        run.drafter = make_drafter(run)
+        self.stream.skip(texts.prompt_columns)
+        keeps_cache = bool(generation_config.return_dict_in_generate or getattr(cache, "_is_user_defined", False))
+        try:
+            for round_ in speculate(run, outputs):
+                stats.add(round_)
+                self.stream.show(texts.tokens, int(texts.lengths.max()))
+                if self.round_callback is not None:
+                    self.round_callback(round_)
+            sequences = texts.finish()
+            if keeps_cache:
+                target.settle(texts.tokens, texts.lengths - 1)
+        except BaseException:
+            if keeps_cache:
+                target.abandon(texts.lengths - 1)
+            raise
+        self.stream.end()
+        stats.num_target_forwards = target.num_forwards + 1
+        stats.lossless = run.rule.lossless
+        stats.total_seconds = time.perf_counter() - started
+        if self.stats_callback is not None:
+            self.stats_callback(stats)
+        return _result(generation_config, sequences, run.record, steps, cache, stats)
+
+    def _run(
+        self,
+        model: PreTrainedModel,
+        target: PrefixLM,
+        texts: Sequences,
+        outputs: Any,
+        processors: LogitsProcessorList,
+        generation_config: GenerationConfig,
+        steps: StepOutputs | None,
+    ) -> Run:
+        wanted = generation_config.return_dict_in_generate
+        record = Record(
+            keeps_scores=bool(wanted and generation_config.output_scores),
+            keeps_logits=bool(wanted and generation_config.output_logits),
+        )
+        whole_batch = record.keeps_scores or record.keeps_logits or steps is not None or self.stream.streamer is not None
+        rule, do_sample = self.config.rule, bool(generation_config.do_sample)
+        peer = partial(model._has_unfinished_sequences, synced_gpus=self.synced_gpus, device=texts.device)
+        return Run(
+            target=target,
+            sequences=texts,
+            drafter=None,
+            rule=rule,
+            controller=self.config.controller(deterministic=rule.lossless and not do_sample),
+            processors=processors,
+            do_sample=do_sample,
+            max_length=_max_length(model, texts, generation_config),
+            vocab_size=outputs.logits.shape[-1],
+            streams=RandomStreams(texts.batch_size) if do_sample else None,
+            lockstep=self._lockstep(texts, processors, target.cache, whole_batch),
+            prompt_mask=target.visible_prompt_mask,
+            on_drafter_error=self.config.on_drafter_error,
+            record=record,
+            observe_outputs=steps,
+            goes_on=(lambda unfinished: peer(not unfinished)) if self.synced_gpus else None,
+        )
+
+    def _lockstep(self, texts: Sequences, processors: LogitsProcessorList, cache: Any, whole_batch: bool) -> bool:
+        """Whether all rows must advance together; see [`BaseConfig`]."""
+        reasons = []
+        if not are_row_independent(processors, texts.criteria):
+            reasons.append("a logits processor or stopping criterion is not known to treat rows independently")
+        if texts.batch_size > 1:
+            if whole_batch:
+                reasons.append("a streamer or per-token outputs show the whole batch at each step")
+            if not can_realign(cache):
+                reasons.append(f"{type(cache).__name__} cannot give up different numbers of entries per row")
+            if not texts.rows_stop_alone:
+                reasons.append("without an EOS token, finished rows go on until all have stopped")
+        if self.config.batching == "ragged" and reasons and texts.batch_size > 1:
+            raise InvalidConfigError(f'batching="ragged" is not possible here: {"; ".join(reasons)}. Use "auto"')
+        return bool(reasons) or (self.config.batching == "lockstep")
+
+    def _drafter_factory(
+        self, model: PreTrainedModel, generation_config: GenerationConfig, stats: SpeculativeStats
+    ) -> Callable[[Run], DrafterBase]:
+        """Everything that can go wrong with a drafter is found out here, before the first token."""
+        assistant = self.assistant
+        if isinstance(assistant, str) or hasattr(assistant, "__fspath__"):
+            assistant = load_model(assistant, dtype=model.dtype, device_map={"": model.device})
+        is_model = isinstance(assistant, torch.nn.Module)
+        if is_model:
+            check_model(undecorated_model(assistant))
+            if not check_tokenizers(model, assistant, self.tokenizer, self.assistant_tokenizer):
+                stats.note("tokenizers_unchecked")
+        elif assistant is not None and not callable(assistant):
+            raise InvalidConfigError(
+                "assistant_model must be a causal LM, the path or Hub id of one, or a factory that takes DraftSettings and "
+                f"returns a drafter; got {type(assistant).__name__}"
+            )
+        deterministic = self.config.rule.lossless and not generation_config.do_sample
+        if assistant is not None and not is_model:
+            return lambda run: assistant(self._settings(run, generation_config))
+        choice = self.config.drafting_for(has_assistant=is_model, deterministic=deterministic)
+
+        def make(run: Run) -> DrafterBase:
+            settings = self._settings(run, generation_config)
+            ngram = PromptLookupDrafter(settings, self.config.ngram_size)
+            if choice == "ngram":
+                return ngram
+            drafter = AssistantDrafter(settings, assistant)
+            return drafter if choice == "model" else HybridDrafter(settings, ngram, drafter)
+
+        return make
+
+    def _settings(self, run: Run, generation_config: GenerationConfig) -> DraftSettings:
+        eos = generation_config._eos_token_tensor
+        return DraftSettings(
+            vocab_size=run.vocab_size,
+            do_sample=run.do_sample,
+            warpers=only_row_independent(run.processors),
+            streams=run.streams,
+            keep_logits=run.rule.needs_draft_logits,
+            pad_token_id=run.sequences.pad_token_id,
+            eos_token_ids=() if eos is None else tuple(eos.tolist()),
+            max_length=run.max_length,
+        )
+
+
+def generate(
+    model: PreTrainedModel,
+    input_ids: Tensor,
+    logits_processor: LogitsProcessorList,
+    stopping_criteria: StoppingCriteriaList,
+    generation_config: GenerationConfig,
+    speculative_config: BaseConfig | str | None = None,
+    drafter: Any = None,
+    draft_tokenizer: Any = None,
+    text_tokenizer: Any = None,
+    token_streamer: Any = None,
+    stats_callback: Callable[[SpeculativeStats], None] | None = None,
+    **model_kwargs: Any,
+) -> SpeculativeDecoderOnlyOutput | Tensor:
+    """Speculative decoding for `model.generate(custom_generate=hf_specdec.generate, ...)`, without the hook.
+
+    Transformers hands a callable neither `assistant_model` nor `tokenizer` nor `streamer`; these have own names here.
+
+    Args:
+        model, input_ids, logits_processor, stopping_criteria, generation_config: What `generate` prepared.
+        speculative_config ([`BaseConfig`] or `str`, *optional*): The method; exact by default.
+        drafter (`PreTrainedModel`, path, Hub id or factory, *optional*): What drafts.
+        draft_tokenizer, text_tokenizer (`PreTrainedTokenizerBase`, *optional*): Tokenizers of drafter and target.
+        token_streamer (`BaseStreamer`, *optional*): Fed the prompt and then one token per `put`.
+        stats_callback (`Callable`, *optional*): Called with the [`SpeculativeStats`].
+
+    Returns:
+        As `generate`: sequences, or an output object with `speculative_stats`.
+
+    Raises:
+        [`InvalidConfigError`]: If nothing says what should draft.
+    """
+    config = _given_config(speculative_config, generation_config)
+    if drafter is None and config.drafting != "ngram":
+        raise InvalidConfigError(
+            "custom_generate=hf_specdec.generate got no drafter. Pass drafter=... (transformers withholds assistant_model from "
+            'a callable), or speculative_config=SpeculativeConfig(drafting="ngram")'
+        )
+    stream = TokenStream(token_streamer)
+    decoder = SpeculativeDecoder(config, drafter, text_tokenizer, draft_tokenizer, stream, stats_callback)
+    try:
+        if token_streamer is not None:
+            token_streamer.put(input_ids.cpu())
+        return decoder(
+            model,
+            input_ids,
+            logits_processor=logits_processor,
+            stopping_criteria=stopping_criteria,
+            generation_config=generation_config,
+            **model_kwargs,
+        )
+    finally:
+        stream.end()
+
+
+def check_model(model: Any) -> None:
+    """Raises an [`UnsupportedModelError`] that names the class if it cannot be decoded speculatively."""
+    name = type(model).__name__
+    if name in OWN_GENERATE_CLASSES:
+        raise UnsupportedModelError(
+            f"{name} brings its own `generate`, which is not the loop over one causal LM that hf_specdec speeds up. Call it "
+            "without `speculative_config`."
+        )
+    if getattr(model.config, "is_encoder_decoder", False):
+        raise UnsupportedModelError(f"{name} is an encoder-decoder; hf_specdec decodes decoder-only models.")
+    if getattr(model, "_is_stateful", False):
+        raise UnsupportedModelError(
+            f"{name} keeps a recurrent state from which rejected drafts cannot be taken back. Call it without "
+            "`speculative_config`."
+        )
+
+
+def _given_config(given: Any, generation_config: GenerationConfig) -> BaseConfig:
+    if given is None:
+        given = getattr(generation_config, "speculative_config", None)
+    return load_config("exact" if given is None else given)
+
+
+def _check_mode(generation_config: GenerationConfig, model_kwargs: dict[str, Any]) -> None:
+    mode = generation_config.get_generation_mode(None)
+    if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
+        raise UnsupportedModelError(
+            f"speculative decoding works with greedy search and sampling, got {mode.value.replace('_', ' ')}. Set num_beams=1 "
+            "and drop the options of the other mode."
+        )
+    if not model_kwargs.get("use_cache", True) or cache_argument(model_kwargs) is None:
+        raise UnsupportedModelError("speculative decoding needs the KV cache: call generate with use_cache=True")
+
+
+def _sequences(input_ids: Tensor, criteria: StoppingCriteriaList, generation_config: GenerationConfig) -> Sequences:
+    pad = generation_config._pad_token_tensor
+    return Sequences(
+        input_ids,
+        criteria,
+        pad_token_id=0 if pad is None else int(pad),
+        pads_finished_rows=any(hasattr(each, "eos_token_id") for each in criteria),
+    )
+
+
+def _max_length(model: PreTrainedModel, texts: Sequences, generation_config: GenerationConfig) -> int:
+    """The longest sequence that drafts may reach; never past the positions that the model knows, if it is not there yet."""
+    limit = texts.criteria.max_length or generation_config.max_length
+    positions = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+    return min(limit, positions) if positions else limit
+
+
+def _target(model: PreTrainedModel, cache: Any, texts: Sequences, model_kwargs: dict[str, Any]) -> PrefixLM:
+    """The target, whose cache holds the prompts already."""
+    positions, mask = model_kwargs.get("position_ids"), model_kwargs.get("attention_mask")
+    rest = {key: value for key, value in model_kwargs.items() if key not in _REMADE and value is not None}
+    hidden_columns = max(0, int(cache.get_seq_length()) - texts.prompt_columns)
+    return PrefixLM(
+        model,
+        pad_token_id=texts.pad_token_id,
+        prompt_mask=mask,
+        cache=cache,
+        held=texts.tokens[:, : texts.prompt_columns],
+        hidden_columns=hidden_columns,
+        next_position=None if positions is None else positions[..., -1:] + 1,
+        forward=partial(_target_forward, model, rest),
+    )
+
+
+def _target_forward(model: PreTrainedModel, rest: dict[str, Any], *, input_ids: Tensor, **inputs: Any) -> Any:
+    """A forward pass of the decode phase, through the model's own preparation of its inputs."""
+    width = input_ids.shape[1]
+    types = {
+        key: rest[key][..., -1:].expand(*rest[key].shape[:-1], width)
+        if key == "token_type_ids"
+        else rest[key].new_zeros(*rest[key].shape[:-1], width)
+        for key in _TOKEN_TYPES
+        if key in rest
+    }
+    inputs.pop("return_dict")
+    prepared = model.prepare_inputs_for_generation(input_ids, **(rest | types), **inputs)
+    with model._optimize_model_for_decode():
+        return model(**prepared, return_dict=True)
+
+
+def _step_outputs(generation_config: GenerationConfig, cache: Any) -> StepOutputs | None:
+    wanted = generation_config.output_hidden_states or generation_config.output_attentions
+    return StepOutputs(cache) if generation_config.return_dict_in_generate and wanted else None
+
+
+def _result(
+    generation_config: GenerationConfig,
+    sequences: Tensor,
+    record: Record,
+    steps: StepOutputs | None,
+    cache: Any,
+    stats: SpeculativeStats,
+) -> SpeculativeDecoderOnlyOutput | Tensor:
+    if not generation_config.return_dict_in_generate:
+        return sequences
+    return SpeculativeDecoderOnlyOutput(
+        sequences=sequences,
+        scores=tuple(record.scores) if record.keeps_scores else None,
+        logits=tuple(record.logits) if record.keeps_logits else None,
+        hidden_states=tuple(steps.hidden_states) if steps is not None and steps.hidden_states else None,
+        attentions=tuple(steps.attentions) if steps is not None and steps.attentions else None,
+        speculative_stats=stats,
+        **{CACHE_KEY: cache},
+    )

@@ -1,0 +1,52 @@
+"""Loading targets and drafters."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Literal
+
+import torch
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedModel
+
+from hf_specdec.errors import InvalidConfigError
+
+__all__ = ["load_model"]
+
+
+def load_model(
+    id_or_path: str | os.PathLike[str],
+    *,
+    quantization: Literal["4bit", "8bit"] | BitsAndBytesConfig | None = None,
+    dtype: torch.dtype | str = "auto",
+    device_map: Any = None,
+    **kwargs: Any,
+) -> PreTrainedModel:
+    """A causal LM from a folder or the Hub, in evaluation mode.
+
+    Args:
+        id_or_path (`str` or path): Folder or Hub id.
+        quantization (`str` or `BitsAndBytesConfig`, *optional*): `"4bit"` (NF4, computing in `dtype`), `"8bit"`, or a
+            configuration of your own. Quantised weights stay where `device_map` puts them; the model is never moved.
+        dtype (`torch.dtype` or `str`): Data type of the weights, `"auto"` for the checkpoint's own.
+        device_map: As in `from_pretrained`.
+        kwargs: Passed on to `from_pretrained`.
+
+    Raises:
+        [`InvalidConfigError`]: For the removed `load_in_4bit` / `load_in_8bit` and for unknown values.
+    """
+    for removed, value in (("load_in_4bit", "4bit"), ("load_in_8bit", "8bit")):
+        if removed in kwargs:
+            raise InvalidConfigError(f'{removed}= was removed from transformers 5; pass quantization="{value}"')
+    if quantization == "4bit":
+        compute = torch.bfloat16 if isinstance(dtype, str) else dtype
+        quantization = BitsAndBytesConfig(
+            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=compute
+        )
+    elif quantization == "8bit":
+        quantization = BitsAndBytesConfig(load_in_8bit=True)
+    elif quantization is not None and not isinstance(quantization, BitsAndBytesConfig):
+        raise InvalidConfigError(f'quantization must be "4bit", "8bit" or a BitsAndBytesConfig, got {quantization!r}')
+    if quantization is not None:
+        kwargs["quantization_config"] = quantization
+    model = AutoModelForCausalLM.from_pretrained(id_or_path, dtype=dtype, device_map=device_map, **kwargs)
+    return model.eval()

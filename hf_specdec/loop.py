@@ -1,0 +1,251 @@
+"""The loop: a drafter proposes, a rule judges, a controller says how far, the loop commits and yields rounds."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from transformers import LogitsProcessorList
+
+from hf_specdec.prefix_lm import PrefixLM
+from hf_specdec.records import AcceptanceRule, Budget, Context, Draft, Drafter, LengthController, Round
+from hf_specdec.sequences import Sequences
+from hf_specdec.verify import RandomStreams, evidence_of, verify
+from hf_specdec.warping import warp
+
+__all__ = ["Record", "Run", "speculate"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Record:
+    """Per-token outputs, kept only where they were asked for: one entry per new token, as in plain decoding."""
+
+    keeps_scores: bool = False
+    keeps_logits: bool = False
+    scores: list[Tensor] = field(default_factory=list)
+    logits: list[Tensor] = field(default_factory=list)
+
+    def add(self, scores: Tensor, logits: Tensor) -> None:
+        if self.keeps_scores:
+            self.scores.append(scores.clone())
+        if self.keeps_logits:
+            self.logits.append(logits.clone())
+
+    @property
+    def given_scores(self) -> tuple[Tensor, ...] | None:
+        """What stopping criteria are given."""
+        return tuple(self.scores) if self.keeps_scores else None
+
+
+@dataclass
+class Run:
+    """Everything one call of `speculate` works with.
+
+    Args:
+        target ([`PrefixLM`]): The target; its cache already holds the prompts.
+        sequences ([`Sequences`]): The prompts, and later the texts.
+        drafter ([`Drafter`], *optional*): What proposes; None decodes plainly.
+        rule ([`AcceptanceRule`]): What judges.
+        controller ([`LengthController`]): What says how far.
+        processors (`LogitsProcessorList`): The target's processors.
+        do_sample (`bool`): Whether the target samples.
+        max_length (`int`): Longest sequence, in columns.
+        vocab_size (`int`): Width of the target's logits.
+        streams ([`RandomStreams`], *optional*): The dice; None for deterministic runs.
+        lockstep (`bool`): All rows advance by the same number of tokens, and processors and criteria see the whole batch
+            once per step, exactly as in plain decoding. Otherwise rows advance on their own.
+        prompt_mask (`torch.LongTensor`, *optional*): 0 where a prompt is padding.
+        on_drafter_error (`str`): `"continue"` decodes on plainly after a drafter failed, `"raise"` raises.
+        record ([`Record`]): Per-token outputs.
+        observe_outputs (`Callable`, *optional*): Called with the target's outputs, the number of steps committed from
+            them and the number of columns cached before them, for hidden states and attentions.
+        goes_on (`Callable`, *optional*): Told whether this process has unfinished rows, says whether any process has; then
+            all run forward passes until every one has finished.
+    """
+
+    target: PrefixLM
+    sequences: Sequences
+    drafter: Drafter | None
+    rule: AcceptanceRule
+    controller: LengthController
+    processors: LogitsProcessorList
+    do_sample: bool
+    max_length: int
+    vocab_size: int
+    streams: RandomStreams | None = None
+    lockstep: bool = True
+    prompt_mask: Tensor | None = None
+    on_drafter_error: Literal["continue", "raise"] = "continue"
+    record: Record = field(default_factory=Record)
+    observe_outputs: Any = None
+    goes_on: Callable[[bool], bool] | None = None
+
+
+@dataclass(frozen=True)
+class _Committed:
+    emitted: list[list[int]]
+    num_verified: Tensor
+    num_accepted: Tensor
+    events: Mapping[str, Any]
+
+
+def speculate(run: Run, prompt_outputs: Any) -> Iterator[Round]:
+    """Decodes until every row has stopped.
+
+    Args:
+        run ([`Run`]): The parts.
+        prompt_outputs: The target's outputs on the prompts; only the logits after the last column are used.
+
+    Yields:
+        One [`Round`] for the prompt's own token (`is_prefill`), then one per target forward pass.
+    """
+    texts, schedule = run.sequences, run.controller.start(run.sequences.batch_size)
+    started = time.perf_counter()
+    nothing = Draft.empty(texts.batch_size)
+    committed = _commit(run, nothing, prompt_outputs.logits[:, -1:])
+    _show(run, prompt_outputs, committed, texts.prompt_columns - 1)
+    yield _round(run, nothing, committed, 0.0, time.perf_counter() - started, is_prefill=True)
+
+    while _goes_on(run):
+        if not bool(texts.unfinished.any()):
+            run.target.idle()
+            continue
+        started = time.perf_counter()
+        draft, problem = _propose(run, _cap(run, schedule.next_budget()))
+        drafted = time.perf_counter()
+        if run.lockstep:
+            padded = texts.with_padded_rows(draft)
+        else:
+            texts.pad_finished(draft.width)
+            padded = draft
+        length = int(texts.lengths[0])
+        outputs = run.target.run(texts.with_draft(padded), texts.lengths + padded.lengths, padded.lengths + 1)
+        committed = _commit(run, padded, outputs.logits)
+        _show(run, outputs, committed, length - 1)
+        round_ = _round(run, draft, committed, drafted - started, time.perf_counter() - drafted, problem=problem)
+        schedule.observe(round_)
+        yield round_
+
+
+def _goes_on(run: Run) -> bool:
+    unfinished = bool(run.sequences.unfinished.any())
+    return unfinished if run.goes_on is None else run.goes_on(unfinished)
+
+
+def _cap(run: Run, budget: Budget) -> Budget:
+    """The controller's wish, cut to what the run has left; one place is the target's own token."""
+    room = (run.max_length - run.sequences.lengths - 1).clamp(min=0)
+    wanted = torch.minimum(budget.max_tokens, room)
+    return Budget(torch.where(run.sequences.active, wanted, 0), budget.min_confidence)
+
+
+def _propose(run: Run, budget: Budget) -> tuple[Draft, str | None]:
+    """The drafter's proposal. A drafter that fails is reported once and not asked again."""
+    texts = run.sequences
+    if run.drafter is None or budget.width == 0:
+        return Draft.empty(texts.batch_size), None
+    context = Context(texts.tokens, texts.lengths, run.prompt_mask, texts.active)
+    try:
+        return run.drafter.propose(context, budget).check(context, budget, run.vocab_size), None
+    except Exception as error:
+        if run.on_drafter_error == "raise":
+            raise
+        problem = f"the drafter {type(run.drafter).__name__} failed: {type(error).__name__}: {error}"
+        logger.warning("%s. Decoding goes on without drafts.", problem)
+        run.drafter = None
+        return Draft.empty(texts.batch_size), problem
+
+
+def _commit(run: Run, draft: Draft, logits: Tensor) -> _Committed:
+    logits = logits.to(run.sequences.device, torch.float32)
+    return _commit_in_step(run, draft, logits) if run.lockstep else _commit_by_row(run, draft, logits)
+
+
+def _commit_in_step(run: Run, draft: Draft, logits: Tensor) -> _Committed:
+    """Position by position: processors, verdict, criteria, in plain decoding's own order, until some row must stop."""
+    texts = run.sequences
+    emitted: list[list[int]] = [[] for _ in range(texts.batch_size)]
+    num_verified, num_accepted = torch.zeros_like(draft.lengths), torch.zeros_like(draft.lengths)
+    events: dict[str, Tensor] = {}
+    for position in range(draft.width + 1):
+        raw, going = logits[:, position], texts.active
+        scores = run.processors(texts.prefix, raw.clone()) if run.processors else raw
+        run.record.add(scores, raw)
+        width = int(position < draft.width)
+        evidence = evidence_of(draft, scores[:, None], raw[:, None], run.do_sample, position, width)
+        verdict = verify(run.rule, evidence, scores, run.streams, going)
+        accepted = verdict.num_accepted > 0
+        tokens = torch.where(accepted, draft.tokens[:, position], verdict.next_tokens) if width else verdict.next_tokens
+        for row, token in enumerate(texts.append_step(tokens, run.record.given_scores)):
+            emitted[row].extend(token)
+        num_verified += going & draft.valid[:, position] if width else 0
+        num_accepted += going & accepted
+        events = _add(events, verdict.events, going)
+        if not bool(texts.unfinished.any()) or not bool(accepted[texts.active].all()):
+            break
+    return _Committed(emitted, num_verified, num_accepted, events)
+
+
+def _commit_by_row(run: Run, draft: Draft, logits: Tensor) -> _Committed:
+    """One verdict on the whole draft; each row then takes its own tokens until a criterion stops it."""
+    texts, going = run.sequences, run.sequences.unfinished
+    scores = warp(run.processors, texts.with_draft(draft), texts.lengths, logits)
+    rows = torch.arange(texts.batch_size)
+    evidence = evidence_of(draft, scores, logits, run.do_sample, 0, draft.width)
+    verdict = verify(run.rule, evidence, scores[rows, draft.lengths], run.streams, going)
+    proposed = [
+        draft.tokens[row, : int(verdict.num_accepted[row])].tolist() + [int(verdict.next_tokens[row])]
+        if going[row]
+        else []
+        for row in range(texts.batch_size)
+    ]
+    emitted = texts.append_rows(proposed)
+    if texts.batch_size == 1:
+        for position in range(len(emitted[0])):
+            run.record.add(scores[:, position], logits[:, position])
+    counts = torch.tensor([len(each) for each in emitted])
+    num_accepted = torch.minimum(verdict.num_accepted, counts)
+    num_verified = torch.minimum(draft.lengths, verdict.num_accepted + 1).minimum(counts)
+    cut = counts <= verdict.num_accepted  # the row stopped before the position that the rule's events are about
+    return _Committed(emitted, num_verified, num_accepted, _add({}, verdict.events, going & ~cut))
+
+
+def _add(events: dict[str, Tensor], more: Mapping[str, Tensor], rows: Tensor) -> dict[str, Tensor]:
+    return events | {name: events.get(name, 0) + torch.where(rows, count, 0) for name, count in more.items()}
+
+
+def _show(run: Run, outputs: Any, committed: _Committed, first_column: int) -> None:
+    if run.observe_outputs is not None:
+        run.observe_outputs(outputs, max(map(len, committed.emitted)), first_column)
+
+
+def _round(
+    run: Run,
+    draft: Draft,
+    committed: _Committed,
+    draft_seconds: float,
+    verify_seconds: float,
+    *,
+    is_prefill: bool = False,
+    problem: str | None = None,
+) -> Round:
+    return Round(
+        emitted=committed.emitted,
+        num_drafted=draft.lengths,
+        num_verified=committed.num_verified,
+        num_accepted=committed.num_accepted,
+        unfinished=run.sequences.unfinished,
+        draft_seconds=draft_seconds,
+        verify_seconds=verify_seconds,
+        source=draft.source,
+        is_prefill=is_prefill,
+        events=committed.events,
+        problem=problem,
+    )

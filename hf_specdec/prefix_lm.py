@@ -1,0 +1,284 @@
+"""A causal LM addressed by prefix. This is the only file that knows KV caches, masks, positions and ragged batches.
+
+The prefix is the truth: callers say which tokens each row has, and the model finds out what its cache can keep, removes
+what it cannot, and feeds the rest. Rows may keep different amounts. Entries are held right-aligned: a row that keeps less
+is shifted to the right and the columns it leaves are masked. Masking rejected columns in place would be wrong with
+sliding windows, whose width counts columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
+
+from hf_specdec._compat import CACHE_KEY, forward_parameters, undecorated_model
+from hf_specdec.errors import UnsupportedModelError
+
+__all__ = ["PrefixLM", "can_realign", "check_croppable", "forget_recording"]
+
+
+def check_croppable(cache: Cache, model: Any) -> None:
+    """Raises an `UnsupportedModelError` that names the model if rejected drafts could not be taken out of its cache."""
+    if not cache.is_croppable:
+        kinds = sorted({type(layer).__name__ for layer in cache.layers if not layer.is_croppable})
+        raise UnsupportedModelError(
+            f"{type(undecorated_model(model)).__name__} keeps a cache that cannot be cropped ({', '.join(kinds)}), so "
+            "rejected drafts would stay in its state. Decode it without `speculative_config`."
+        )
+
+
+def can_realign(cache: Cache) -> bool:
+    """Whether rows of this cache can give up different numbers of entries (dynamic full and sliding layers only)."""
+    plain = (DynamicLayer, DynamicSlidingWindowLayer)
+    return all(type(layer) in plain or not hasattr(layer, "keys") for layer in cache.layers)
+
+
+def forget_recording(cache: Cache) -> None:
+    """Shrinks sliding layers to their window and leaves the cache as plain decoding leaves it."""
+    cache.crop(0)
+    for layer in cache.layers:
+        if hasattr(layer, "record_past"):
+            layer.record_past = False
+
+
+class PrefixLM:
+    """Logits of prefixes; the cache is an optimisation and never part of the contract.
+
+    Args:
+        model (`PreTrainedModel`): A causal LM, possibly wrapped by PEFT.
+        pad_token_id (`int`): Filler fed where a row has fewer new tokens than another.
+        prompt_mask (`torch.LongTensor` of shape `(batch, prompt_columns)`, *optional*): 0 where the prompt is padding.
+        cache (`Cache`, *optional*): A cache that already holds `held` columns of every row; a new one otherwise.
+        held (`torch.LongTensor` of shape `(batch, columns)`, *optional*): The token ids in that cache.
+        hidden_columns (`int`): Cache columns before those of `held`, whose tokens nobody knows (continued caches, embedded
+            prompts). They count in `prompt_mask`.
+        next_position (`torch.LongTensor` of shape `(..., batch or 1, 1)`, *optional*): Position of the first column after
+            the prompt.
+        forward (`Callable`, *optional*): Called with the fed ids and the other inputs instead of the model; the target
+            goes through its own `prepare_inputs_for_generation` here.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        pad_token_id: int = 0,
+        prompt_mask: Tensor | None = None,
+        cache: Cache | None = None,
+        held: Tensor | None = None,
+        hidden_columns: int = 0,
+        next_position: Tensor | None = None,
+        forward: Callable[..., Any] | None = None,
+    ) -> None:
+        self.model = model
+        self.device = undecorated_model(model).device
+        self.pad_token_id = pad_token_id
+        self.prompt_mask = None if prompt_mask is None or bool(prompt_mask.all()) else prompt_mask.cpu()
+        self.cache = cache
+        self.hidden_columns = hidden_columns
+        self.num_forwards = 0
+        self._forward_call = model if forward is None else forward
+        self._parameters = forward_parameters(model)
+        self._next_position = next_position
+        self._held = torch.zeros(0, 0, dtype=torch.long) if held is None else held.cpu()
+        self._prompt_columns = hidden_columns + self._held.shape[1]
+        self._num_held = torch.full((self._held.shape[0],), self._held.shape[1])
+        self._num_known = self._num_held.clone()
+
+    def score(self, tokens: Tensor, lengths: Tensor, last: Tensor) -> Tensor:
+        """The logits of [`~PrefixLM.run`]."""
+        return self.run(tokens, lengths, last).logits
+
+    def run(self, tokens: Tensor, lengths: Tensor, last: Tensor) -> Any:
+        """Runs the model so that the logits of each row's `last` final positions are known.
+
+        Args:
+            tokens (`torch.LongTensor` of shape `(batch, columns)`): Prefixes, on the CPU; row `b` ends at `lengths[b]`.
+            lengths (`torch.LongTensor` of shape `(batch,)`): Their lengths.
+            last (`torch.LongTensor` of shape `(batch,)`): Final positions wanted of each row, at least 1.
+
+        Returns:
+            The model's output. Its `logits` have the shape `(batch, last.max(), vocab)`: row `b` has its own in columns
+            `0..last[b] - 1`, in the model's dtype.
+        """
+        kept = torch.minimum(self._common_prefix(tokens, lengths), lengths - last)
+        return self._feed(tokens, lengths, kept, last)
+
+    def settle(self, tokens: Tensor, lengths: Tensor) -> None:
+        """Makes the cache hold exactly these prefixes, as plain decoding would leave it."""
+        kept = self._common_prefix(tokens, lengths)
+        if bool((kept < lengths).any()):
+            self._feed(tokens, lengths, kept.minimum(lengths - 1), torch.ones_like(lengths))
+        self._keep(lengths)
+        self._num_held = lengths.clone()
+        forget_recording(self._cache)
+
+    def extend(self, new_tokens: Tensor) -> Tensor:
+        """Appends one token to every row's known prefix and returns the next logits, `(batch, vocab)`."""
+        rows = torch.arange(len(new_tokens))
+        if int(self._num_known.max()) >= self._held.shape[1]:
+            self._held = torch.cat([self._held, torch.full_like(self._held[:, :1], -1)], 1)
+        tokens = self._held.clone() if bool((self._num_known < self._num_held).any()) else self._held
+        tokens[rows, self._num_known] = new_tokens.cpu()
+        one = torch.ones_like(self._num_known)
+        return self._feed(tokens, self._num_known + 1, self._num_known, one).logits[:, 0]
+
+    def abandon(self, lengths: Tensor) -> None:
+        """Takes out of the cache what no row has committed, without a forward pass: for a run that ends by an exception.
+
+        A forward pass that was interrupted may have reached some layers only, so each is cut by itself.
+        """
+        shortest = self.hidden_columns + int(torch.minimum(lengths, self._num_known).min())
+        for layer in self._cache.layers:
+            excess = int(layer.get_seq_length()) - shortest if hasattr(layer, "get_seq_length") else 0
+            if excess > 0:
+                layer.crop(-excess)
+        forget_recording(self._cache)
+
+    def idle(self) -> None:
+        """A forward pass whose result nobody reads, for processes that wait for others."""
+        pad = torch.full((1, 1), self.pad_token_id, device=self.device)
+        self.model(input_ids=pad, use_cache=False)
+        self.num_forwards += 1
+
+    @property
+    def visible_prompt_mask(self) -> Tensor | None:
+        """The prompt mask on the columns whose tokens are known, which is what a drafter sees; None without padding."""
+        return None if self.prompt_mask is None else self.prompt_mask[:, self.hidden_columns :]
+
+    def _common_prefix(self, tokens: Tensor, lengths: Tensor) -> Tensor:
+        """`(batch,)`, leading columns that the cache and the prefixes share."""
+        if self.cache is None or self._held.shape[0] != tokens.shape[0]:
+            return torch.zeros_like(lengths)
+        width = min(self._held.shape[1], tokens.shape[1])
+        same = (self._held[:, :width] == tokens[:, :width]).long().cumprod(-1).sum(-1)
+        # Fillers were fed with the position of the token before them: they are never kept, even where their id fits.
+        return torch.minimum(torch.minimum(same, self._num_known), lengths)
+
+    def _feed(self, tokens: Tensor, lengths: Tensor, kept: Tensor, last: Tensor) -> Any:
+        self._ensure_cache(len(lengths))
+        self._keep(kept)
+        width = int((lengths - kept).max())
+        columns = kept[:, None] + torch.arange(width)
+        padded = torch.nn.functional.pad(tokens, (0, max(0, int(columns.max()) + 1 - tokens.shape[1])))
+        ids = padded.gather(1, columns).masked_fill(columns >= lengths[:, None], self.pad_token_id)
+        first_wanted = (lengths - kept) - last
+        unneeded = int(first_wanted.min())
+        outputs = self._forward(ids, columns.minimum(lengths[:, None] - 1), kept, width - unneeded)
+        self._remember(tokens, columns, ids, lengths, kept + width)
+        # A model without `logits_to_keep` returns logits for every column it was fed.
+        offset = first_wanted - unneeded + (outputs.logits.shape[1] - (width - unneeded))
+        outputs["logits"] = _take_columns(outputs.logits, offset, int(last.max()))
+        return outputs
+
+    def _forward(self, ids: Tensor, columns: Tensor, kept: Tensor, logits_to_keep: int) -> Any:
+        mask, positions = self._mask(kept, ids.shape[1]), self._positions(columns)
+        inputs: dict[str, Any] = {CACHE_KEY: self.cache, "use_cache": True}
+        if "logits_to_keep" in self._parameters:
+            inputs["logits_to_keep"] = logits_to_keep
+        if mask is not None and "attention_mask" in self._parameters:
+            inputs["attention_mask"] = mask.to(self.device)
+        if "position_ids" in self._parameters:
+            inputs["position_ids"] = positions.to(self.device)
+        first = self.num_forwards == 0 and not self._started()
+        outputs = self._forward_call(input_ids=ids.to(self.device), return_dict=True, **inputs)
+        self.num_forwards += 1
+        if first:
+            check_croppable(self._cache, self.model)
+            self._cache.activate_past_recording()
+        return outputs
+
+    @property
+    def _cache(self) -> Cache:
+        if self.cache is None:
+            raise RuntimeError("the cache is made by the first forward pass")
+        return self.cache
+
+    def _started(self) -> bool:
+        return bool(self._num_held.any()) or self.hidden_columns > 0
+
+    def _ensure_cache(self, batch_size: int) -> None:
+        if self.cache is None or len(self._num_held) != batch_size:
+            self.cache = DynamicCache(config=undecorated_model(self.model).config.get_text_config(decoder=True))
+            self._num_held = torch.zeros(batch_size, dtype=torch.long)
+            self._num_known = torch.zeros(batch_size, dtype=torch.long)
+            self.num_forwards = 0
+
+    def _mask(self, kept: Tensor, width: int) -> Tensor | None:
+        """`(batch, cache columns + width)`; None where every row is whole and unpadded."""
+        shift = kept.max() - kept
+        if self.prompt_mask is None and not bool(shift.any()):
+            return None
+        total = self.hidden_columns + int(kept.max()) + width
+        source = torch.arange(total) - shift[:, None]
+        mask = (source >= 0).long()
+        if self.prompt_mask is not None:
+            inside = (source >= 0) & (source < self.prompt_mask.shape[1])
+            prompt = self.prompt_mask.gather(1, source.clamp(0, self.prompt_mask.shape[1] - 1))
+            mask = torch.where(inside, prompt.to(mask), mask)
+        return mask
+
+    def _positions(self, columns: Tensor) -> Tensor:
+        """Position of each fed column: it counts the row's real tokens and does not depend on the cache's layout."""
+        if self._next_position is None:
+            padding = 0 if self.prompt_mask is None else (self.prompt_mask == 0).sum(-1, keepdim=True)
+            return (columns + self.hidden_columns - padding).clamp(min=0)
+        since_prompt = columns + self.hidden_columns - self._prompt_columns
+        return self._next_position.cpu() + since_prompt
+
+    def _remember(self, tokens: Tensor, columns: Tensor, ids: Tensor, lengths: Tensor, num_held: Tensor) -> None:
+        needed = int(num_held.max())
+        held = torch.nn.functional.pad(tokens, (0, max(0, needed - tokens.shape[1])), value=-1)
+        self._held = held.scatter(1, columns, ids)
+        self._num_held, self._num_known = num_held, lengths.clone()
+
+    def _keep(self, kept: Tensor) -> None:
+        """Takes the entries after each row's first `kept` out of the cache and aligns the rows to the right again."""
+        removed = self._num_held - kept
+        width, new_width = int(self._num_held.max()), int(kept.max())
+        if width == 0 and self.hidden_columns == 0:
+            return
+        shift = removed - (width - new_width)
+        if not bool(shift.any()):
+            self._cache.crop(-(width - new_width))
+            return
+        self._realign(shift, self.hidden_columns + width, self.hidden_columns + new_width, kept)
+
+    def _realign(self, shift: Tensor, width: int, new_width: int, kept: Tensor) -> None:
+        if not can_realign(self._cache):
+            raise UnsupportedModelError("this cache cannot give up different numbers of entries per row")
+        for layer in self._cache.layers:
+            if getattr(layer, "keys", None) is None or layer.keys.numel() == 0:
+                continue
+            stored = layer.keys.shape[-2]
+            sliding = isinstance(layer, DynamicSlidingWindowLayer)
+            new_stored = min(new_width, layer.sliding_window - 1) if sliding else new_width
+            columns = torch.arange(new_width - new_stored, new_width)
+            source = columns - shift[:, None] - (width - stored)
+            needed = columns >= new_width - self.hidden_columns - kept[:, None]
+            if bool((source < 0)[needed].any()):
+                raise RuntimeError("entries were asked for that a sliding window has already dropped")
+            source = source.clamp(0, stored - 1).to(layer.keys.device)
+            layer.keys = _gather_columns(layer.keys, source)
+            layer.values = _gather_columns(layer.values, source)
+            if sliding:
+                layer.cumulative_length = new_width
+
+
+def _gather_columns(states: Tensor, source: Tensor) -> Tensor:
+    index = source[:, None, :, None].expand(-1, states.shape[1], -1, states.shape[3])
+    return states.gather(2, index)
+
+
+def _take_columns(logits: Tensor, offset: Tensor, width: int) -> Tensor:
+    """`width` columns of each row from `offset[b]` on; columns beyond the end repeat the last one."""
+    first = int(offset[0])
+    if not bool((offset != first).any()) and first + width == logits.shape[1]:
+        return logits[:, first:]
+    columns = (offset[:, None] + torch.arange(width)).clamp(max=logits.shape[1] - 1).to(logits.device)
+    return logits.gather(1, columns[..., None].expand(-1, -1, logits.shape[-1]))

@@ -1,0 +1,133 @@
+"""The growing texts of a batch, and whether each row goes on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from transformers import MaxLengthCriteria, MaxTimeCriteria, StoppingCriteriaList
+
+from hf_specdec.records import Draft
+
+__all__ = ["Sequences"]
+
+
+class Sequences:
+    """Committed tokens of every row, appended one by one and put before the stopping criteria one by one.
+
+    Args:
+        input_ids (`torch.LongTensor` of shape `(batch, prompt_columns)`): The prompts, padded on the left.
+        criteria (`StoppingCriteriaList`): When to stop.
+        pad_token_id (`int`): What a finished row is continued with.
+        pads_finished_rows (`bool`): Whether finished rows are padded (plain decoding does so iff there is an EOS criterion).
+    """
+
+    def __init__(
+        self, input_ids: Tensor, criteria: StoppingCriteriaList, pad_token_id: int, pads_finished_rows: bool
+    ) -> None:
+        self.device = input_ids.device
+        self.criteria = criteria
+        self.pad_token_id = pad_token_id
+        self.pads_finished_rows = pads_finished_rows
+        self.prompt_columns = input_ids.shape[1]
+        self.tokens = input_ids.cpu().clone()
+        self.lengths = torch.full((input_ids.shape[0],), input_ids.shape[1])
+        self.unfinished = torch.ones(input_ids.shape[0], dtype=torch.bool)
+
+    @property
+    def batch_size(self) -> int:
+        return self.tokens.shape[0]
+
+    @property
+    def rows_stop_alone(self) -> bool:
+        """Whether a finished row's text is settled at once. Without padding it goes on until all rows have stopped, unless
+        nothing but the common length or time stops them."""
+        return self.pads_finished_rows or all(
+            isinstance(each, MaxLengthCriteria | MaxTimeCriteria) for each in self.criteria
+        )
+
+    @property
+    def active(self) -> Tensor:
+        """`(batch,)`, rows that still emit tokens of their own: without an EOS criterion plain decoding never pads."""
+        if self.pads_finished_rows or not bool(self.unfinished.any()):
+            return self.unfinished
+        return torch.ones_like(self.unfinished)
+
+    @property
+    def prefix(self) -> Tensor:
+        """`(batch, length)` on the user's device, for rows of equal length: what plain decoding calls `input_ids`."""
+        return self.tokens[:, : int(self.lengths[0])].contiguous().to(self.device)
+
+    def with_draft(self, draft: Draft) -> Tensor:
+        """`(batch, columns)`, the tokens with each row's draft written after its committed ones; a copy."""
+        self._reserve(int(self.lengths.max()) + draft.width)
+        columns = self.lengths[:, None] + torch.arange(draft.width)
+        tokens = self.tokens.clone()
+        current = tokens.gather(1, columns)
+        return tokens.scatter_(1, columns, torch.where(draft.valid, draft.tokens, current))
+
+    def append_step(self, tokens: Tensor, scores: tuple[Tensor, ...] | None) -> list[list[int]]:
+        """Commits one token of every row at once, as plain decoding does.
+
+        Args:
+            tokens (`torch.LongTensor` of shape `(batch,)`): The chosen tokens.
+            scores (`tuple[torch.FloatTensor]`, *optional*): Recorded scores of all steps, for criteria that look at them.
+
+        Returns:
+            The token that each row really emitted: none for a row that had finished.
+        """
+        emits = self.active.tolist()
+        tokens = torch.where(self.active, tokens, self.pad_token_id)
+        self._reserve(int(self.lengths.max()) + 1)
+        self.tokens.scatter_(1, self.lengths[:, None], tokens[:, None])
+        self.lengths = self.lengths + 1
+        self.unfinished = self.unfinished & ~self.criteria(self.prefix, scores).cpu()
+        return [[token] if emits[row] else [] for row, token in enumerate(tokens.tolist())]
+
+    def append_rows(self, proposed: list[list[int]]) -> list[list[int]]:
+        """Commits each row's tokens one by one until a criterion stops the row; rows advance by different numbers."""
+        self._reserve(int(self.lengths.max()) + max(map(len, proposed), default=0))
+        lengths, unfinished = self.lengths.clone(), self.unfinished.clone()
+        emitted: list[list[int]] = []
+        for row, tokens in enumerate(proposed):
+            emitted.append([])
+            for token in tokens:
+                end = int(lengths[row]) + 1
+                self.tokens[row, end - 1] = token
+                lengths[row] = end
+                emitted[row].append(token)
+                prefix = self.tokens[row : row + 1, :end].to(self.device)
+                if bool(self.criteria(prefix, None)[0]):
+                    unfinished[row] = False
+                    break
+        self.lengths, self.unfinished = lengths, unfinished
+        return emitted
+
+    def with_padded_rows(self, draft: Draft) -> Draft:
+        """The draft in which rows that emit nothing of their own propose the padding they will be continued with."""
+        if draft.width == 0 or bool(self.active.all()):
+            return draft
+        idle = ~self.active
+        tokens = torch.where(idle[:, None], self.pad_token_id, draft.tokens)
+        return replace(draft, tokens=tokens, lengths=torch.where(idle, draft.width, draft.lengths))
+
+    def pad_finished(self, most: int) -> None:
+        """Lets finished rows follow the others with padding, by at most `most` columns, as plain decoding feeds them."""
+        target = int(self.lengths.max())
+        self._reserve(target)
+        for row in (~self.unfinished).nonzero()[:, 0].tolist():
+            start = int(self.lengths[row])
+            end = min(start + most, target)
+            self.tokens[row, start:end] = self.pad_token_id
+            self.lengths[row] = end
+
+    def finish(self) -> Tensor:
+        """`(batch, length)`, the final texts, finished rows padded to the longest."""
+        self.pad_finished(int(self.lengths.max()))
+        return self.tokens[:, : int(self.lengths.max())].contiguous().to(self.device)
+
+    def _reserve(self, columns: int) -> None:
+        missing = columns - self.tokens.shape[1]
+        if missing > 0:
+            self.tokens = torch.nn.functional.pad(self.tokens, (0, max(missing, 64)))

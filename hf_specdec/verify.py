@@ -1,0 +1,122 @@
+"""The only dice: random streams, drawing from a law, and the verdict on a draft."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hf_specdec.records import AcceptanceRule, Draft, Evidence, Outcome, Verdict, choice_law
+
+__all__ = ["RandomStreams", "draw", "evidence_of", "verify"]
+
+_BELOW_ONE = 1.0 - 2.0**-50
+
+
+class RandomStreams:
+    """One stream of random numbers per row, so that a row's text does not depend on the rows beside it.
+
+    The streams are seeded from torch's global generator when the first number is asked for: `torch.manual_seed` makes a
+    run repeatable, and a run that needs no dice leaves the global generator untouched.
+    """
+
+    def __init__(self, batch_size: int) -> None:
+        self.batch_size = batch_size
+        self._generators: list[torch.Generator] = []
+
+    def uniforms(self, rows: Tensor) -> Tensor:
+        """`(batch,)` numbers in [0, 1) in double precision; only `rows` (`(batch,)`, bool) advance their stream."""
+        if not self._generators:
+            seed = int(torch.randint(2**62, (1,)))
+            self._generators = [torch.Generator().manual_seed(seed + row) for row in range(self.batch_size)]
+        numbers = torch.full((self.batch_size,), 0.5, dtype=torch.float64)
+        for row in rows.nonzero()[:, 0].tolist():
+            numbers[row] = torch.rand((), dtype=torch.float64, generator=self._generators[row])
+        return numbers.clamp(max=_BELOW_ONE)
+
+
+def draw(law: Tensor, uniforms: Tensor) -> Tensor:
+    """One token of each law by inversion of its distribution function.
+
+    Args:
+        law (`torch.FloatTensor` of shape `(batch, vocab)`): Laws.
+        uniforms (`torch.FloatTensor` of shape `(batch,)`): Numbers in [0, 1).
+
+    Returns:
+        Tokens of shape `(batch,)`; one without probability is never drawn.
+
+    Raises:
+        `RuntimeError`: If a law holds inf or NaN, as plain sampling does.
+    """
+    distribution = law.double().cumsum(-1)
+    total = distribution[:, -1:]
+    if not bool(torch.isfinite(total).all() and (total > 0).all()):
+        raise RuntimeError("cannot sample: a probability law contains inf or NaN, or has no mass")
+    threshold = (uniforms.to(law.device)[:, None] * total).minimum(torch.nextafter(total, torch.zeros_like(total)))
+    return torch.searchsorted(distribution, threshold, right=True)[:, 0]
+
+
+def evidence_of(draft: Draft, scores: Tensor, logits: Tensor, do_sample: bool, first: int, width: int) -> Evidence:
+    """The evidence on `width` drafted positions from `first` on.
+
+    Args:
+        draft (`Draft`): The draft.
+        scores, logits (`torch.FloatTensor` of shape `(batch, >= width, vocab)`): The target's processed and raw logits at
+            those positions.
+        do_sample (`bool`): Whether the target samples.
+    """
+    device, columns = scores.device, slice(first, first + width)
+
+    def laid(values: Tensor | None) -> Tensor | None:
+        return None if values is None else values[:, columns].to(device)
+
+    return Evidence(
+        tokens=draft.tokens[:, columns].to(device),
+        valid=draft.valid[:, columns].to(device),
+        scores=scores[:, :width],
+        target_logits=logits[:, :width],
+        do_sample=do_sample,
+        q=laid(draft.q),
+        draft_logits=laid(draft.logits),
+    )
+
+
+def verify(
+    rule: AcceptanceRule, evidence: Evidence, bonus_scores: Tensor, streams: RandomStreams | None, rows: Tensor
+) -> Verdict:
+    """Accepts a leading part of each row's draft and draws the token after it.
+
+    Args:
+        rule (`AcceptanceRule`): The rule.
+        evidence (`Evidence`): Evidence on the drafted positions, of any width, zero included.
+        bonus_scores (`torch.FloatTensor` of shape `(batch, vocab)`): Processed target logits after each row's whole draft.
+        streams (`RandomStreams`, *optional*): Dice; None where every law is one-hot and every acceptance 0 or 1.
+        rows (`torch.BoolTensor` of shape `(batch,)`): Rows that take part; the others throw no dice.
+
+    Returns:
+        The verdict, on the CPU. Rows that do not take part get a meaningless one.
+    """
+    batch_size, width = evidence.tokens.shape
+    lengths = evidence.valid.sum(-1)
+    thrown = [_throw(streams, rows & evidence.valid[:, i].cpu(), batch_size) for i in range(width)]
+    last = _throw(streams, rows, batch_size)
+    bonus = choice_law(bonus_scores, evidence.do_sample)
+    if width == 0:
+        return Verdict(lengths.cpu(), draw(bonus, last).cpu())
+
+    acceptance = rule.acceptance(evidence)
+    uniforms = torch.stack(thrown, -1)
+    accepted = (uniforms.to(acceptance.device) < acceptance) & evidence.valid
+    num_accepted = accepted.long().cumprod(-1).sum(-1)
+    rejected = num_accepted < lengths
+    ended = evidence.at(num_accepted.clamp(max=width - 1))
+    law = torch.where(rejected[:, None], rule.replacement(ended), bonus)
+    next_tokens = draw(law, last)
+    outcome = Outcome(
+        rejected, uniforms.gather(-1, num_accepted.clamp(max=width - 1).cpu()[:, None])[:, 0], next_tokens
+    )
+    events = {name: values.cpu() for name, values in rule.count(ended, outcome).items()}
+    return Verdict(num_accepted.cpu(), next_tokens.cpu(), events)
+
+
+def _throw(streams: RandomStreams | None, rows: Tensor, batch_size: int) -> Tensor:
+    return torch.full((batch_size,), 0.5, dtype=torch.float64) if streams is None else streams.uniforms(rows)

@@ -1,0 +1,54 @@
+"""Applying logits processors to the positions of a draft, each with the prefix it would see in plain decoding."""
+
+import torch
+from torch import Tensor
+from transformers import LogitsProcessorList
+
+from hf_specdec._compat import POSITION_FREE_PROCESSORS, ROW_INDEPENDENT_CRITERIA, ROW_INDEPENDENT_PROCESSORS
+
+__all__ = ["are_row_independent", "only_row_independent", "warp"]
+
+
+def only_row_independent(processors: LogitsProcessorList) -> LogitsProcessorList:
+    """The processors a drafter may apply: those known to keep no state."""
+    return LogitsProcessorList([each for each in processors if type(each) in ROW_INDEPENDENT_PROCESSORS])
+
+
+def are_row_independent(processors: LogitsProcessorList, criteria: list) -> bool:
+    """Whether every part is known to judge each row by its own prefix without keeping state.
+
+    The exact type is asked for: a subclass of a known class may do anything.
+    """
+    return all(type(each) in ROW_INDEPENDENT_PROCESSORS for each in processors) and all(
+        type(each) in ROW_INDEPENDENT_CRITERIA for each in criteria
+    )
+
+
+def warp(processors: LogitsProcessorList, tokens: Tensor, lengths: Tensor, logits: Tensor) -> Tensor:
+    """Processed copies of the logits at the last positions of each row.
+
+    Args:
+        processors (`LogitsProcessorList`): Row-independent processors.
+        tokens (`torch.LongTensor` of shape `(batch, columns)`): Prefixes.
+        lengths (`torch.LongTensor` of shape `(batch,)`): The prefix length that column 0 of `logits` follows.
+        logits (`torch.FloatTensor` of shape `(batch, width, vocab)`): Raw logits; column `i` follows the first
+            `lengths[b] + i` tokens. Never changed in place.
+
+    Returns:
+        Scores of the same shape.
+    """
+    if not processors:
+        return logits
+    batch_size, width, vocab_size = logits.shape
+    if all(type(each) in POSITION_FREE_PROCESSORS for each in processors):
+        unused = tokens.new_zeros(batch_size * width, 1).to(logits.device)
+        return processors(unused, logits.reshape(-1, vocab_size).clone()).view(batch_size, width, vocab_size)
+    tokens = tokens.to(logits.device)
+    ends = lengths.tolist()
+    rows = [
+        torch.cat(
+            [processors(tokens[row : row + 1, : ends[row] + i], logits[row, i : i + 1].clone()) for i in range(width)]
+        )
+        for row in range(batch_size)
+    ]
+    return torch.stack(rows)

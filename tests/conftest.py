@@ -1,0 +1,50 @@
+"""Settings for every test: offline, few threads, one seed, and the markers that need something special."""
+
+import os
+
+
+# Read when torch and transformers are imported, so they are set before.
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+os.environ.setdefault("MPLBACKEND", "Agg")
+os.environ.setdefault("OMP_NUM_THREADS", "2")
+
+from pathlib import Path
+
+import pytest
+import torch
+
+
+MAX_THREADS = 2  # tiny models run slower, not faster, on many threads
+REAL_MODELS = "HF_SPECDEC_REAL_MODELS"
+
+torch.set_num_threads(min(MAX_THREADS, torch.get_num_threads()))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    skips = {
+        "gpu": (not torch.cuda.is_available(), "needs a CUDA device"),
+        "real": (REAL_MODELS not in os.environ, f"needs the folder of real checkpoints in {REAL_MODELS}"),
+    }
+    for item in items:
+        for marker, (skip, reason) in skips.items():
+            if skip and marker in item.keywords:
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    """Each test starts from the same random state, so it passes or fails alike in any order."""
+    torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def real_models() -> Path:
+    """The folder of real checkpoints; only tests marked `real` may ask for it."""
+    return Path(os.environ[REAL_MODELS])
+
+
+@pytest.fixture(scope="session")
+def repo() -> Path:
+    """The root of the repository."""
+    return Path(__file__).resolve().parent.parent

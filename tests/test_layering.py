@@ -1,0 +1,99 @@
+"""Modules import only what stands below them, and a few never meet."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+PACKAGE = "hf_specdec"
+ORDER = (
+    "errors _compat records laws warping prefix_lm verify acceptance lengths networks drafters loop stats configs "
+    "linear loading generation training hub bench cli"
+).split()
+RANK = {name: rank for rank, name in enumerate(ORDER)} | {"demo": ORDER.index("bench")}
+FORBIDDEN = {  # beyond the order; "" is the package's own __init__
+    "loop": {"acceptance", "lengths", "networks", "drafters"},
+    "drafters": {"acceptance", "lengths"},
+    "lengths": {"acceptance"},
+    "": {"training", "hub", "bench"},
+}
+
+
+def imported_parts(tree: ast.AST, package: list[str]) -> Iterator[str]:
+    """The top-level parts of the package that `tree`, a module of `package`, imports anywhere ("" is the root)."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            paths = [alias.name.split(".") for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) + 1 - node.level] if node.level else []
+            base = base + (node.module.split(".") if node.module else [])
+            paths = [[*base, alias.name] for alias in node.names]
+        else:
+            continue
+        for path in paths:
+            if path[0] == PACKAGE:
+                part = path[1] if len(path) > 1 else ""
+                yield part if part in RANK else ""
+
+
+def violations(root: Path) -> list[str]:
+    """One line per import in the package at `root` that breaks the order or a prohibition."""
+    found = []
+    for file in sorted(root.rglob("*.py")):
+        parts = list(file.relative_to(root).with_suffix("").parts)
+        importer = "" if parts == ["__init__"] else parts[0]
+        if importer and importer not in RANK:
+            found.append(f"{file.relative_to(root)}: `{importer}` has no place in the import order")
+            continue
+        for part in imported_parts(ast.parse(file.read_text()), [PACKAGE, *parts[:-1]]):
+            upwards = importer and part != importer and (part == "" or RANK[part] >= RANK[importer])
+            if upwards or part in FORBIDDEN.get(importer, ()):
+                found.append(f"{file.relative_to(root)}: imports {part or 'the package root'}")
+    return found
+
+
+def test_every_import_points_down(repo):
+    assert violations(repo / PACKAGE) == []
+
+
+@pytest.mark.parametrize(
+    ("file", "line"),
+    [
+        ("laws.py", "from hf_specdec.verify import draw"),
+        ("laws.py", "from .verify import draw"),
+        ("laws.py", "import hf_specdec.cli"),
+        ("verify.py", "from hf_specdec import ExactConfig"),
+        ("verify.py", "def late():\n    from . import loop"),
+        ("loop.py", "from hf_specdec.drafters import prompt_lookup"),
+        ("loop.py", "from hf_specdec.acceptance.exact import Exact"),
+        ("drafters/hybrid.py", "from ..lengths import constant"),
+        ("drafters/hybrid.py", "from hf_specdec.acceptance.exact import Exact"),
+        ("lengths/goodput.py", "from ..acceptance import exact"),
+        ("acceptance/easd.py", "from ..lengths import constant"),
+        ("demo/show.py", "from hf_specdec.bench import runner"),
+        ("__init__.py", "from .bench import run"),
+        ("__init__.py", "import hf_specdec.training.trainers"),
+        ("novelty.py", "import torch"),
+    ],
+)
+def test_a_violation_is_found(tmp_path, file, line):
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_text(line)
+    assert len(violations(tmp_path)) == 1
+
+
+@pytest.mark.parametrize(
+    ("file", "line"),
+    [
+        ("verify.py", "from .laws import residual\nimport torch"),
+        ("loop.py", "from hf_specdec import records\nfrom hf_specdec.verify import verify"),
+        ("drafters/hybrid.py", "from .prompt_lookup import PromptLookup\nfrom ..records import Draft"),
+        ("__init__.py", "from .generation import generate\nfrom .configs import ExactConfig"),
+    ],
+)
+def test_an_import_that_points_down_is_allowed(tmp_path, file, line):
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_text(line)
+    assert violations(tmp_path) == []
