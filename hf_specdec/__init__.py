@@ -3,6 +3,7 @@
 from hf_specdec.acceptance import ACCEPTANCE
 from hf_specdec.configs import BaseConfig, EASDConfig, ExactConfig, SpeculativeConfig
 from hf_specdec.drafters import DrafterBase, DraftSettings, ScriptedDrafter
+from hf_specdec.easd_processor import EASDLogitsProcessor
 from hf_specdec.errors import (
     DrafterError,
     IncompatibleDraftError,
@@ -17,6 +18,7 @@ from hf_specdec.loading import load_model
 from hf_specdec.outputs import SpeculativeDecoderOnlyOutput
 from hf_specdec.stats import SpeculativeStats
 
+
 __version__ = "0.1.0"
 
 __all__ = [
@@ -29,6 +31,7 @@ __all__ = [
     "DrafterBase",
     "DrafterError",
     "EASDConfig",
+    "EASDLogitsProcessor",
     "ExactConfig",
     "IncompatibleDraftError",
     "InvalidConfigError",

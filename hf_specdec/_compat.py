@@ -9,6 +9,7 @@ from typing import Any
 from transformers import GenerationMixin, PreTrainedModel
 from transformers.generation import logits_process, stopping_criteria
 
+
 __all__ = [
     "CACHE_KEY",
     "OWN_GENERATE_CLASSES",
@@ -21,8 +22,10 @@ __all__ = [
 ]
 
 # Up to 5.23 or earlier the keyword is `past_key_values`; 5.24 calls it `cache` everywhere.
-CACHE_KEY = "cache" if "cache" in inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters else (
-    "past_key_values"
+CACHE_KEY = (
+    "cache"
+    if "cache" in inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
+    else ("past_key_values")
 )
 
 
@@ -109,8 +112,10 @@ def cache_argument(model_kwargs: dict[str, Any]) -> Any:
 
 def undecorated_model(model: Any) -> Any:
     """The transformers model inside a PEFT wrapper, or the model itself."""
-    return model if isinstance(model, PreTrainedModel) or not callable(getattr(model, "get_base_model", None)) else (
-        model.get_base_model()
+    return (
+        model
+        if isinstance(model, PreTrainedModel) or not callable(getattr(model, "get_base_model", None))
+        else (model.get_base_model())
     )
 
 

@@ -1,4 +1,4 @@
-"""Whether a draft model fits its target: tokenizers, as far as they are known."""
+"""How a draft model is fitted to its target: padded vocabularies, and tokenizers as far as they are known."""
 
 from __future__ import annotations
 
@@ -6,14 +6,28 @@ import logging
 from functools import lru_cache
 from typing import Any
 
+import torch
+from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from hf_specdec._compat import undecorated_model
 from hf_specdec.errors import IncompatibleDraftError
 
-__all__ = ["check_tokenizers"]
+
+__all__ = ["check_tokenizers", "fit_vocabulary"]
 
 logger = logging.getLogger(__name__)
+
+
+def fit_vocabulary(logits: Tensor, vocab_size: int) -> Tensor:
+    """Draft logits `(..., draft_vocab)` on the target's vocabulary, `(..., vocab_size)`.
+
+    Models of one tokenizer may pad their vocabularies differently: ids that the target lacks are cut off, ids that the
+    drafter lacks get no probability.
+    """
+    missing = vocab_size - logits.shape[-1]
+    logits = logits[..., :vocab_size]
+    return torch.nn.functional.pad(logits, (0, missing), value=float("-inf")) if missing > 0 else logits
 
 
 def check_tokenizers(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, final
@@ -18,10 +18,12 @@ from hf_specdec.laws import EntropyKind
 from hf_specdec.lengths import LENGTHS, AdditiveLength, ConstantLength
 from hf_specdec.records import AcceptanceRule, LengthController
 
+
 __all__ = ["CONFIG_NAME", "PRESETS", "BaseConfig", "EASDConfig", "ExactConfig", "SpeculativeConfig", "load_config"]
 
 CONFIG_NAME = "speculative_config.json"
 
+_PARTS: dict[str, Any] = {**ACCEPTANCE, **LENGTHS}
 _CHOICES = {
     "drafting": ("auto", "model", "ngram", "hybrid"),
     "on_drafter_error": ("continue", "raise"),
@@ -168,7 +170,7 @@ class SpeculativeConfig(BaseConfig):
         acceptance (rule or its name in [`hf_specdec.acceptance.ACCEPTANCE`]): The acceptance rule.
     """
 
-    acceptance: AcceptanceRule | str = Exact()
+    acceptance: AcceptanceRule | str = field(default_factory=Exact)
 
     @property
     def rule(self) -> AcceptanceRule:
@@ -260,20 +262,21 @@ def load_config(config: BaseConfig | str | Path) -> BaseConfig:
 
 def _to_plain(value: Any) -> Any:
     """Rules and controllers become `{"type": name, ...}`."""
-    for table in (ACCEPTANCE, LENGTHS):
-        for name, cls in table.items():
-            if isinstance(value, cls):
-                return {"type": name, **{each.name: getattr(value, each.name) for each in fields(value)}}
+    for name, cls in _PARTS.items():
+        if isinstance(value, cls):
+            return {"type": name, **{each.name: getattr(value, each.name) for each in fields(value)}}
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    raise InvalidConfigError(f"{type(value).__name__} cannot be saved: it is none of this package's rules or controllers")
+    raise InvalidConfigError(
+        f"{type(value).__name__} cannot be saved: it is none of this package's rules or controllers"
+    )
 
 
 def _from_plain(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     values = dict(value)
-    cls = (dict(ACCEPTANCE) | LENGTHS).get(values.pop("type", ""))
+    cls = _PARTS.get(values.pop("type", ""))
     if cls is None:
         raise InvalidConfigError(f"unknown rule or controller in a saved config: {value}")
     known = {each.name for each in fields(cls)}

@@ -28,6 +28,7 @@ from hf_specdec.stats import SpeculativeStats
 from hf_specdec.verify import RandomStreams
 from hf_specdec.warping import are_row_independent, only_row_independent
 
+
 __all__ = ["SpeculativeDecoder", "check_model", "generate"]
 
 # What the target's own `prepare_inputs_for_generation` is given anew in every round.
@@ -128,7 +129,9 @@ class SpeculativeDecoder:
             keeps_scores=bool(wanted and generation_config.output_scores),
             keeps_logits=bool(wanted and generation_config.output_logits),
         )
-        whole_batch = record.keeps_scores or record.keeps_logits or steps is not None or self.stream.streamer is not None
+        whole_batch = (
+            record.keeps_scores or record.keeps_logits or steps is not None or self.stream.streamer is not None
+        )
         rule, do_sample = self.config.rule, bool(generation_config.do_sample)
         peer = partial(model._has_unfinished_sequences, synced_gpus=self.synced_gpus, device=texts.device)
         return Run(

@@ -17,6 +17,7 @@ from hf_specdec.generation import generate as generate_callable
 from hf_specdec.lengths import ConstantLength
 from hf_specdec.outputs import TokenStream
 
+
 __all__ = ["SpeculativeGenerationMixin", "install", "uninstall"]
 
 _MARK = "_hf_specdec_original"
@@ -34,7 +35,6 @@ _STOCK_OPTIONS = (
     "target_lookbehind",
     "use_mtp",
 )
-_OWN_OPTIONS = ("speculative_config", "stats_callback", "round_callback")
 
 
 def install() -> None:
@@ -45,13 +45,10 @@ def install() -> None:
 
     @functools.wraps(original)
     def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
-        config = kwargs.get("speculative_config", _MISSING)
-        if config is _MISSING:
-            config = _attached_config(original, self, args, kwargs)
+        config = kwargs.pop("speculative_config", None)
         if config is None:
-            if "speculative_config" not in kwargs:
-                return original(self, *args, **kwargs)
-            kwargs = {key: value for key, value in kwargs.items() if key not in _OWN_OPTIONS}
+            config = _attached_config(args, kwargs)
+        if config is None:
             return original(self, *args, **kwargs)
         return _speculative_generate(original, self, config, args, kwargs)
 
@@ -81,11 +78,8 @@ class SpeculativeGenerationMixin(GenerationMixin):
         return _speculative_generate(original, self, speculative_config, args, kwargs)
 
 
-_MISSING = object()
-
-
-def _attached_config(original: Callable[..., Any], model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The config that travels on the `generation_config` passed, or with `custom_generate=hf_specdec.generate`."""
+def _attached_config(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The config that travels on the `generation_config` passed."""
     passed = kwargs.get("generation_config", args[1] if len(args) > 1 else None)
     return getattr(passed, "speculative_config", None)
 
@@ -101,7 +95,9 @@ def _speculative_generate(
     arguments.pop("speculative_config", None)
     config = load_config(given)
     if arguments.get("custom_generate") not in (None, generate_callable):
-        raise InvalidConfigError("speculative_config and custom_generate both replace the decoding loop: pass one of them")
+        raise InvalidConfigError(
+            "speculative_config and custom_generate both replace the decoding loop: pass one of them"
+        )
     streamer = arguments.get("streamer")
     stream = TokenStream(streamer)
     decoder = SpeculativeDecoder(
@@ -158,7 +154,11 @@ def _with_stock_length(config: BaseConfig, model: Any, arguments: dict[str, Any]
 def _take_stop_strings(model: Any, arguments: dict[str, Any], tokenizer: Any) -> None:
     """Builds the stop-string criterion here: transformers withholds the tokenizer from a decoding callable."""
     passed = arguments.get("generation_config")
-    for source in (arguments.get("stop_strings"), getattr(passed, "stop_strings", None), model.generation_config.stop_strings):
+    for source in (
+        arguments.get("stop_strings"),
+        getattr(passed, "stop_strings", None),
+        model.generation_config.stop_strings,
+    ):
         if source is not None:
             break
     else:

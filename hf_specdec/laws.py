@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+
 __all__ = ["EntropyKind", "entropy", "one_hot", "residual", "top_overlap", "total_variation", "without_token"]
 
 EntropyKind = Literal["full", "topk", "normalized"]

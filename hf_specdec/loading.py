@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedMod
 
 from hf_specdec.errors import InvalidConfigError
 
+
 __all__ = ["load_model"]
 
 
@@ -39,9 +40,7 @@ def load_model(
             raise InvalidConfigError(f'{removed}= was removed from transformers 5; pass quantization="{value}"')
     if quantization == "4bit":
         compute = torch.bfloat16 if isinstance(dtype, str) else dtype
-        quantization = BitsAndBytesConfig(
-            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=compute
-        )
+        quantization = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=compute)
     elif quantization == "8bit":
         quantization = BitsAndBytesConfig(load_in_8bit=True)
     elif quantization is not None and not isinstance(quantization, BitsAndBytesConfig):

@@ -18,6 +18,7 @@ from hf_specdec.sequences import Sequences
 from hf_specdec.verify import RandomStreams, evidence_of, verify
 from hf_specdec.warping import warp
 
+
 __all__ = ["Record", "Run", "speculate"]
 
 logger = logging.getLogger(__name__)
@@ -201,7 +202,7 @@ def _commit_by_row(run: Run, draft: Draft, logits: Tensor) -> _Committed:
     evidence = evidence_of(draft, scores, logits, run.do_sample, 0, draft.width)
     verdict = verify(run.rule, evidence, scores[rows, draft.lengths], run.streams, going)
     proposed = [
-        draft.tokens[row, : int(verdict.num_accepted[row])].tolist() + [int(verdict.next_tokens[row])]
+        [*draft.tokens[row, : int(verdict.num_accepted[row])].tolist(), int(verdict.next_tokens[row])]
         if going[row]
         else []
         for row in range(texts.batch_size)

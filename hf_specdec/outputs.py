@@ -10,6 +10,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from hf_specdec.stats import SpeculativeStats
 
+
 __all__ = ["SpeculativeDecoderOnlyOutput", "StepOutputs", "TokenStream"]
 
 

@@ -19,6 +19,7 @@ from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLa
 from hf_specdec._compat import CACHE_KEY, forward_parameters, undecorated_model
 from hf_specdec.errors import UnsupportedModelError
 
+
 __all__ = ["PrefixLM", "can_realign", "check_croppable", "forget_recording"]
 
 
@@ -107,19 +108,23 @@ class PrefixLM:
             `0..last[b] - 1`, in the model's dtype.
         """
         kept = torch.minimum(self._common_prefix(tokens, lengths), lengths - last)
+        self._ensure_cache(len(lengths))
+        self._keep(kept)
         return self._feed(tokens, lengths, kept, last)
 
     def settle(self, tokens: Tensor, lengths: Tensor) -> None:
         """Makes the cache hold exactly these prefixes, as plain decoding would leave it."""
-        kept = self._common_prefix(tokens, lengths)
-        if bool((kept < lengths).any()):
-            self._feed(tokens, lengths, kept.minimum(lengths - 1), torch.ones_like(lengths))
+        if bool((self._common_prefix(tokens, lengths) < lengths).any()):
+            self.run(tokens, lengths, torch.ones_like(lengths))
         self._keep(lengths)
         self._num_held = lengths.clone()
         forget_recording(self._cache)
 
     def extend(self, new_tokens: Tensor) -> Tensor:
         """Appends one token to every row's known prefix and returns the next logits, `(batch, vocab)`."""
+        if bool((self._num_known < self._num_held).any()):
+            self._keep(self._num_known)
+        # Otherwise nothing is cropped, not even by nothing: sliding layers would forget what a rejection may bring back.
         rows = torch.arange(len(new_tokens))
         if int(self._num_known.max()) >= self._held.shape[1]:
             self._held = torch.cat([self._held, torch.full_like(self._held[:, :1], -1)], 1)
@@ -161,8 +166,6 @@ class PrefixLM:
         return torch.minimum(torch.minimum(same, self._num_known), lengths)
 
     def _feed(self, tokens: Tensor, lengths: Tensor, kept: Tensor, last: Tensor) -> Any:
-        self._ensure_cache(len(lengths))
-        self._keep(kept)
         width = int((lengths - kept).max())
         columns = kept[:, None] + torch.arange(width)
         padded = torch.nn.functional.pad(tokens, (0, max(0, int(columns.max()) + 1 - tokens.shape[1])))

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from hf_specdec.errors import DrafterError
 
+
 __all__ = [
     "AcceptanceRule",
     "Budget",
@@ -155,7 +156,7 @@ class Evidence:
         scores (`torch.FloatTensor` of shape `(batch, width, vocab)`): Target logits after all processors, `-inf` where banned.
         target_logits (`torch.FloatTensor` of shape `(batch, width, vocab)`): Target logits before any processor.
         do_sample (`bool`): Whether `p` is the softmax of `scores` or the one-hot law of their argmax.
-        q (`torch.FloatTensor` of shape `(batch, width, vocab)`, *optional*): Law the tokens were drawn from; None for point masses.
+        q (`torch.FloatTensor` of shape `(batch, width, vocab)`, *optional*): Law they were drawn from; None for point masses.
         draft_logits (`torch.FloatTensor` of shape `(batch, width, vocab)`, *optional*): Draft logits before any processor.
     """
 

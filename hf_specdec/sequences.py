@@ -10,6 +10,7 @@ from transformers import MaxLengthCriteria, MaxTimeCriteria, StoppingCriteriaLis
 
 from hf_specdec.records import Draft
 
+
 __all__ = ["Sequences"]
 
 

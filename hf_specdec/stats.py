@@ -8,6 +8,7 @@ from typing import Any
 
 from hf_specdec.records import Round
 
+
 __all__ = ["RowStats", "SpeculativeStats"]
 
 

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from hf_specdec.records import AcceptanceRule, Draft, Evidence, Outcome, Verdict, choice_law
 
+
 __all__ = ["RandomStreams", "draw", "evidence_of", "verify"]
 
 _BELOW_ONE = 1.0 - 2.0**-50

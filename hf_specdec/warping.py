@@ -6,6 +6,7 @@ from transformers import LogitsProcessorList
 
 from hf_specdec._compat import POSITION_FREE_PROCESSORS, ROW_INDEPENDENT_CRITERIA, ROW_INDEPENDENT_PROCESSORS
 
+
 __all__ = ["are_row_independent", "only_row_independent", "warp"]
 
 

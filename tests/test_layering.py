@@ -9,8 +9,8 @@ import pytest
 
 PACKAGE = "hf_specdec"
 ORDER = (
-    "errors _compat records laws warping prefix_lm verify acceptance lengths networks drafters loop stats configs "
-    "linear loading generation training hub bench cli"
+    "errors _compat compatibility records laws warping sequences prefix_lm verify acceptance lengths networks drafters "
+    "loop stats configs easd_processor outputs linear loading generation hook training hub bench cli"
 ).split()
 RANK = {name: rank for rank, name in enumerate(ORDER)} | {"demo": ORDER.index("bench")}
 FORBIDDEN = {  # beyond the order; "" is the package's own __init__

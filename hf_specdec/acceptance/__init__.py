@@ -5,6 +5,7 @@ from types import MappingProxyType
 from hf_specdec.acceptance.easd import EASD
 from hf_specdec.acceptance.exact import Exact
 
+
 __all__ = ["ACCEPTANCE", "EASD", "Exact"]
 
 ACCEPTANCE = MappingProxyType({"easd": EASD, "exact": Exact})

@@ -13,6 +13,7 @@ from hf_specdec.errors import InvalidConfigError
 from hf_specdec.laws import EntropyKind, entropy, top_overlap, without_token
 from hf_specdec.records import Evidence, Outcome
 
+
 __all__ = ["EASD"]
 
 
@@ -57,7 +58,7 @@ class EASD:
         for name in ("target_entropy_threshold", "draft_entropy_threshold"):
             if math.isnan(getattr(self, name)):
                 raise InvalidConfigError(f"{name} must be a number, got NaN")
-        if not 0.0 <= self.overlap_threshold:
+        if not self.overlap_threshold >= 0.0:
             raise InvalidConfigError(f"overlap_threshold must be at least 0, got {self.overlap_threshold}")
         if self.top_n < 1:
             raise InvalidConfigError(f"top_n must be at least 1, got {self.top_n}")
@@ -68,9 +69,7 @@ class EASD:
         if not 0.0 <= self.penalty <= 1.0:
             raise InvalidConfigError(f"penalty must lie in [0, 1], got {self.penalty}")
         if self.entropy_kind not in ("full", "topk", "normalized"):
-            raise InvalidConfigError(
-                f'entropy_kind must be "full", "topk" or "normalized", got {self.entropy_kind!r}'
-            )
+            raise InvalidConfigError(f'entropy_kind must be "full", "topk" or "normalized", got {self.entropy_kind!r}')
 
     @property
     def lossless(self) -> bool:
@@ -90,13 +89,15 @@ class EASD:
             num_candidates (`torch.LongTensor` of shape `(...)`): Tokens that the processors left to the target. With
                 fewer than two there is nothing to resample and the rule stays silent.
         """
-        measure = {"kind": self.entropy_kind, "top_k": self.entropy_top_k, "base": self.entropy_base}
         return (
-            (entropy(target_logits, **measure) > self.target_entropy_threshold)
-            & (entropy(draft_logits, **measure) > self.draft_entropy_threshold)
+            (self._entropy(target_logits) > self.target_entropy_threshold)
+            & (self._entropy(draft_logits) > self.draft_entropy_threshold)
             & (top_overlap(target_logits, draft_logits, self.top_n) >= self.overlap_threshold)
             & (num_candidates > 1)
         )
+
+    def _entropy(self, logits: Tensor) -> Tensor:
+        return entropy(logits, self.entropy_kind, self.entropy_top_k, self.entropy_base)
 
     def acceptance(self, evidence: Evidence) -> Tensor:
         return exact_acceptance(evidence).where(~self._fires_on(evidence), 0.0)

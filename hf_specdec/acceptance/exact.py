@@ -9,6 +9,7 @@ from torch import Tensor
 from hf_specdec.laws import one_hot, residual
 from hf_specdec.records import Evidence, Outcome
 
+
 __all__ = ["Exact", "exact_acceptance", "exact_replacement"]
 
 

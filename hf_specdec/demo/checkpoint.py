@@ -25,9 +25,7 @@ def save(folder: Path, step: int, model: nn.Module, optimizer: torch.optim.Optim
     partial.mkdir(parents=True)
     names = {id(p): n for n, p in model.named_parameters()}
     save_file({n: p.detach() for n, p in model.named_parameters()}, partial / "model.safetensors")
-    slots = (
-        (names[id(p)], key, value) for p, slots in optimizer.state.items() for key, value in slots.items()
-    )
+    slots = ((names[id(p)], key, value) for p, slots in optimizer.state.items() for key, value in slots.items())
     save_file({f"{name}/{key}": value for name, key, value in slots}, partial / "optimizer.safetensors")
     shutil.rmtree(folder / name, ignore_errors=True)
     partial.rename(folder / name)

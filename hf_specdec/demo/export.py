@@ -23,6 +23,7 @@ def save_pair(
         half = copy.deepcopy(model).to(torch.bfloat16)
         half.generation_config = GenerationConfig(bos_token_id=0, eos_token_id=0, pad_token_id=1)
         half.save_pretrained(out / name)
+        (out / name / "model.safetensors").chmod(0o644)
     tokenizer.save_pretrained(out / "target")
     (out / FIGURES).write_text(json.dumps(figures, indent=1) + "\n")
 

@@ -3,10 +3,11 @@
 from types import MappingProxyType
 
 from hf_specdec.drafters.assistant import AssistantDrafter
-from hf_specdec.drafters.base import DraftSettings, DrafterBase
+from hf_specdec.drafters.base import DrafterBase, DraftSettings
 from hf_specdec.drafters.hybrid import HybridDrafter
 from hf_specdec.drafters.prompt_lookup import PromptLookupDrafter
 from hf_specdec.drafters.scripted import ScriptedDrafter
+
 
 __all__ = [
     "DRAFTERS",

@@ -8,12 +8,14 @@ import torch
 from torch import Tensor
 
 from hf_specdec._compat import undecorated_model
-from hf_specdec.drafters.base import DraftSettings, DrafterBase
+from hf_specdec.compatibility import fit_vocabulary
+from hf_specdec.drafters.base import DrafterBase, DraftSettings
 from hf_specdec.errors import DrafterError
 from hf_specdec.prefix_lm import PrefixLM
 from hf_specdec.records import Budget, Context, Draft
 from hf_specdec.verify import draw
 from hf_specdec.warping import warp
+
 
 __all__ = ["AssistantDrafter"]
 
@@ -44,7 +46,10 @@ class AssistantDrafter(DrafterBase):
         logits = self._first_logits(prefix, context)
         open_rows = context.unfinished & (budget.max_tokens > 0)
         lengths = torch.zeros_like(budget.max_tokens)
-        tokens, laws, raw, peaks = [], [], [], []
+        tokens: list[Tensor] = []
+        laws: list[Tensor] = []
+        raw: list[Tensor] = []
+        peaks: list[Tensor] = []
         for step in range(budget.width):
             sequences = _append(context, tokens)
             scores = warp(self.settings.warpers, sequences, context.lengths + lengths, logits[:, None])[:, 0]
@@ -66,7 +71,9 @@ class AssistantDrafter(DrafterBase):
                 break
             logits = self._fit(self._lm(context).extend(token.clamp(max=self.embedding_rows - 1)))
         if bool(torch.stack(peaks).isnan().any()):
-            raise DrafterError(f"the logits of the draft model {type(undecorated_model(self.model)).__name__} contain NaN")
+            raise DrafterError(
+                f"the logits of the draft model {type(undecorated_model(self.model)).__name__} contain NaN"
+            )
         if not tokens:
             return Draft.empty(context.batch_size)
         return Draft(
@@ -83,9 +90,7 @@ class AssistantDrafter(DrafterBase):
 
     def _lm(self, context: Context) -> PrefixLM:
         if self.lm is None:
-            self.lm = PrefixLM(
-                self.model, pad_token_id=self.settings.pad_token_id, prompt_mask=context.prompt_mask
-            )
+            self.lm = PrefixLM(self.model, pad_token_id=self.settings.pad_token_id, prompt_mask=context.prompt_mask)
         return self.lm
 
     def _choose(self, scores: Tensor, laws: list[Tensor], rows: Tensor) -> Tensor:
@@ -96,10 +101,8 @@ class AssistantDrafter(DrafterBase):
         return draw(laws[-1], numbers).cpu()
 
     def _fit(self, logits: Tensor) -> Tensor:
-        """Draft logits in fp32, on the CPU side of no device in particular, laid on the target's vocabulary."""
-        missing = self.settings.vocab_size - logits.shape[-1]
-        logits = logits[..., : self.settings.vocab_size].float()
-        return torch.nn.functional.pad(logits, (0, missing), value=float("-inf")) if missing > 0 else logits
+        """Draft logits in fp32 on the target's vocabulary."""
+        return fit_vocabulary(logits, self.settings.vocab_size).float()
 
     def _is_eos(self, token: Tensor) -> Tensor:
         return torch.isin(token, torch.tensor(self.settings.eos_token_ids, dtype=token.dtype))

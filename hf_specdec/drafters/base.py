@@ -13,6 +13,7 @@ from transformers.generation.candidate_generator import CandidateGenerator
 from hf_specdec.records import Budget, Context, Draft
 from hf_specdec.verify import RandomStreams
 
+
 __all__ = ["DraftSettings", "DrafterBase"]
 
 

@@ -7,9 +7,10 @@ from typing import final
 import torch
 from torch import Tensor
 
-from hf_specdec.drafters.base import DraftSettings, DrafterBase
+from hf_specdec.drafters.base import DrafterBase, DraftSettings
 from hf_specdec.laws import one_hot
 from hf_specdec.records import Budget, Context, Draft
+
 
 __all__ = ["HybridDrafter"]
 

@@ -6,9 +6,10 @@ from typing import final
 
 import torch
 
-from hf_specdec.drafters.base import DraftSettings, DrafterBase
+from hf_specdec.drafters.base import DrafterBase, DraftSettings
 from hf_specdec.errors import InvalidConfigError
 from hf_specdec.records import Budget, Context, Draft
+
 
 __all__ = ["PromptLookupDrafter"]
 

@@ -7,8 +7,9 @@ from typing import final
 
 import torch
 
-from hf_specdec.drafters.base import DraftSettings, DrafterBase
+from hf_specdec.drafters.base import DrafterBase, DraftSettings
 from hf_specdec.records import Budget, Context, Draft
+
 
 __all__ = ["ScriptedDrafter"]
 

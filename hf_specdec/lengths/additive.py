@@ -9,6 +9,7 @@ from torch import Tensor
 from hf_specdec.errors import InvalidConfigError
 from hf_specdec.records import Budget, Round
 
+
 __all__ = ["AdditiveLength"]
 
 

@@ -9,6 +9,7 @@ from hf_specdec.errors import InvalidConfigError
 from hf_specdec.lengths.constant import ConstantSchedule
 from hf_specdec.records import Budget
 
+
 __all__ = ["ConfidenceLength"]
 
 

@@ -8,6 +8,7 @@ import torch
 from hf_specdec.errors import InvalidConfigError
 from hf_specdec.records import Budget, Round
 
+
 __all__ = ["ConstantLength"]
 
 

@@ -1,0 +1,154 @@
+"""Greedy speculative decoding gives plain decoding's tokens, whatever the architecture, batch and drafter."""
+
+from functools import cache
+
+import pytest
+import torch
+from torch import Tensor
+
+import hf_specdec
+from tests.families import FAMILIES, RECURRENT, VOCAB_SIZE, WINDOW, noisy_copy, random_twin
+
+NEW_TOKENS = 24
+ONE_PROMPT = (11,)
+RAGGED_PROMPTS = (11, 7, 4, 9)
+CASES = [(name, attention) for name, family in FAMILIES.items() for attention in family.attentions]
+SLIDING_CASES = [(name, attention) for name, attention in CASES if FAMILIES[name].sliding]
+EXACT = hf_specdec.SpeculativeConfig(drafting="model", length=4, on_drafter_error="raise")
+
+
+def each(cases):
+    return pytest.mark.parametrize(("name", "attention"), cases, ids=["-".join(case) for case in cases])
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@cache
+def target(name: str, attention: str):
+    return FAMILIES[name].build(attention)
+
+
+@cache
+def drafter(name: str, attention: str, accepted: str):
+    if accepted == "always":
+        return target(name, attention)
+    return noisy_copy(target(name, attention)) if accepted == "sometimes" else random_twin(FAMILIES[name], attention)
+
+
+def prompts(lengths: tuple[int, ...]) -> dict[str, Tensor]:
+    """Random prompts, padded on the left."""
+    generator = torch.Generator().manual_seed(0)
+    columns = torch.arange(max(lengths))
+    mask = (columns >= max(lengths) - torch.tensor(lengths)[:, None]).long()
+    ids = torch.randint(1, VOCAB_SIZE, mask.shape, generator=generator)
+    return {"input_ids": ids * mask, "attention_mask": mask}
+
+
+@cache
+def plain(name: str, attention: str, lengths: tuple[int, ...], eos: int | None = None):
+    return target(name, attention).generate(
+        **prompts(lengths),
+        max_new_tokens=NEW_TOKENS,
+        do_sample=False,
+        pad_token_id=0,
+        eos_token_id=eos,
+        return_dict_in_generate=True,
+        output_logits=True,
+    )
+
+
+def speculative(name: str, attention: str, accepted: str, lengths: tuple[int, ...], eos: int | None = None):
+    return target(name, attention).generate(
+        **prompts(lengths),
+        max_new_tokens=NEW_TOKENS,
+        do_sample=False,
+        pad_token_id=0,
+        eos_token_id=eos,
+        return_dict_in_generate=True,
+        assistant_model=drafter(name, attention, accepted),
+        speculative_config=EXACT,
+    )
+
+
+def assert_same(got: Tensor, expected) -> None:
+    """Compares all tokens; a failure says where the first difference is and how close the target's choice was there."""
+    assert got.shape == expected.sequences.shape
+    if torch.equal(got, expected.sequences):
+        return
+    column = int((got != expected.sequences).any(0).nonzero()[0])
+    row = int((got != expected.sequences)[:, column].nonzero()[0])
+    step = column - (got.shape[1] - len(expected.logits))
+    best, second = expected.logits[step][row].topk(2).values.tolist()
+    pytest.fail(f"row {row} differs at new token {step}, where the best logit leads by {best - second:.1e}")
+
+
+@each([case for case in CASES if case[1] == "eager"])
+def test_toys_are_lively(name: str, attention: str) -> None:
+    model = target(name, attention)
+    assert all(bool(parameter.isfinite().all()) for parameter in model.parameters())
+    assert model.config.num_hidden_layers == 4
+    texts = plain(name, attention, RAGGED_PROMPTS).sequences[:, max(RAGGED_PROMPTS) :]
+    assert min(len(set(text)) for text in texts.tolist()) >= 8
+
+
+@pytest.mark.parametrize("lengths", [ONE_PROMPT, RAGGED_PROMPTS], ids=["one", "ragged"])
+@pytest.mark.parametrize("accepted", ["always", "sometimes", "never"])
+@each(CASES)
+def test_equals_plain_decoding(name: str, attention: str, accepted: str, lengths: tuple[int, ...]) -> None:
+    output = speculative(name, attention, accepted, lengths)
+    assert_same(output.sequences, plain(name, attention, lengths))
+    stats = output.speculative_stats
+    if accepted != "never":
+        assert stats.num_accepted_tokens > 0
+    if accepted == "always" and lengths == ONE_PROMPT:
+        assert stats.acceptance_rate == 1.0
+        assert stats.num_target_forwards < NEW_TOKENS
+
+
+@pytest.mark.parametrize("accepted", ["always", "sometimes"])
+@each(CASES)
+def test_rows_stop_at_different_times(name: str, attention: str, accepted: str) -> None:
+    endless = plain(name, attention, RAGGED_PROMPTS).sequences[:, max(RAGGED_PROMPTS) :]
+    eos = early_in_some_rows(endless)
+    expected = plain(name, attention, RAGGED_PROMPTS, eos)
+    assert bool((expected.sequences[:, max(RAGGED_PROMPTS) :] == 0).any())
+    assert_same(speculative(name, attention, accepted, RAGGED_PROMPTS, eos).sequences, expected)
+
+
+def early_in_some_rows(texts: Tensor) -> int:
+    """The token that ends the rows at the most different places, some row early and some row never or late."""
+    def stops(token: int) -> list[int]:
+        return [row.index(token) if token in row else NEW_TOKENS for row in texts.tolist()]
+
+    candidates = [token for token in texts.unique().tolist() if token != 0]
+    return max(candidates, key=lambda token: (len(set(stops(token))), max(stops(token)) - min(stops(token))))
+
+
+@pytest.mark.parametrize("lengths", [(3,), (5, 3, 2)], ids=["one", "ragged"])
+@each(SLIDING_CASES)
+def test_prompt_shorter_than_the_window(name: str, attention: str, lengths: tuple[int, ...]) -> None:
+    assert max(lengths) < WINDOW
+    output = speculative(name, attention, "sometimes", lengths)
+    assert_same(output.sequences, plain(name, attention, lengths))
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_recurrent_models_are_refused_before_the_first_token(name: str) -> None:
+    model = RECURRENT[name].build()
+    seen = []
+    with pytest.raises(ValueError, match=type(model).__name__):
+        model.generate(
+            **prompts(ONE_PROMPT),
+            max_new_tokens=4,
+            do_sample=False,
+            assistant_model=model,
+            speculative_config=EXACT,
+            logits_processor=[lambda ids, scores: seen.append(ids) or scores],
+        )
+    assert not seen
