@@ -14,6 +14,7 @@ from hf_specdec.errors import (
 from hf_specdec.generation import generate
 from hf_specdec.hook import SpeculativeGenerationMixin, install, uninstall
 from hf_specdec.lengths import AdditiveLength, ConfidenceLength, ConstantLength
+from hf_specdec.linear import pack_linears
 from hf_specdec.loading import load_model
 from hf_specdec.outputs import SpeculativeDecoderOnlyOutput
 from hf_specdec.stats import SpeculativeStats
@@ -45,6 +46,7 @@ __all__ = [
     "generate",
     "install",
     "load_model",
+    "pack_linears",
     "uninstall",
 ]
 

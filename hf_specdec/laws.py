@@ -44,7 +44,7 @@ def without_token(p: Tensor, tokens: Tensor, kept: float = 0.0) -> Tensor:
     """
     suppressed = p.scatter(-1, tokens[..., None], p.gather(-1, tokens[..., None]) * kept)
     mass = suppressed.sum(-1, keepdim=True)
-    return torch.where(mass > 0, suppressed / mass.clamp(min=torch.finfo(p.dtype).tiny), p)
+    return torch.where(mass > 0, suppressed / mass.where(mass > 0, 1.0), p)
 
 
 def total_variation(p: Tensor, q: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedModel
 
 from hf_specdec.errors import InvalidConfigError
+from hf_specdec.linear import pack_linears
 
 
 __all__ = ["load_model"]
@@ -20,6 +21,7 @@ def load_model(
     quantization: Literal["4bit", "8bit"] | BitsAndBytesConfig | None = None,
     dtype: torch.dtype | str = "auto",
     device_map: Any = None,
+    packed: bool | Literal["auto"] = "auto",
     **kwargs: Any,
 ) -> PreTrainedModel:
     """A causal LM from a folder or the Hub, in evaluation mode.
@@ -30,6 +32,8 @@ def load_model(
             configuration of your own. Quantised weights stay where `device_map` puts them; the model is never moved.
         dtype (`torch.dtype` or `str`): Data type of the weights, `"auto"` for the checkpoint's own.
         device_map: As in `from_pretrained`.
+        packed (`bool` or `"auto"`): Whether to pack linear layers for the CPU ([`pack_linears`]). `"auto"` does so for
+            models in float32 that are wholly on the CPU.
         kwargs: Passed on to `from_pretrained`.
 
     Raises:
@@ -47,5 +51,12 @@ def load_model(
         raise InvalidConfigError(f'quantization must be "4bit", "8bit" or a BitsAndBytesConfig, got {quantization!r}')
     if quantization is not None:
         kwargs["quantization_config"] = quantization
-    model = AutoModelForCausalLM.from_pretrained(id_or_path, dtype=dtype, device_map=device_map, **kwargs)
-    return model.eval()
+    model = AutoModelForCausalLM.from_pretrained(id_or_path, dtype=dtype, device_map=device_map, **kwargs).eval()
+    devices = {parameter.device.type for parameter in model.parameters()}
+    if packed is True or (packed == "auto" and quantization is None and devices == {"cpu"}):
+        report = pack_linears(model)
+        if packed is True and report.num_packed == 0:
+            raise InvalidConfigError(
+                f"packed=True, but no layer could be packed: {sorted(set(report.skipped.values()))}"
+            )
+    return model

@@ -22,6 +22,8 @@ from hf_specdec.errors import UnsupportedModelError
 
 __all__ = ["PrefixLM", "can_realign", "check_croppable", "forget_recording"]
 
+_DROPPED = "entries were asked for that a sliding window has already dropped"
+
 
 def check_croppable(cache: Cache, model: Any) -> None:
     """Raises an `UnsupportedModelError` that names the model if rejected drafts could not be taken out of its cache."""
@@ -101,7 +103,7 @@ class PrefixLM:
         Args:
             tokens (`torch.LongTensor` of shape `(batch, columns)`): Prefixes, on the CPU; row `b` ends at `lengths[b]`.
             lengths (`torch.LongTensor` of shape `(batch,)`): Their lengths.
-            last (`torch.LongTensor` of shape `(batch,)`): Final positions wanted of each row, at least 1.
+            last (`torch.LongTensor` of shape `(batch,)`): Final positions wanted of each row; 0 where nobody reads it.
 
         Returns:
             The model's output. Its `logits` have the shape `(batch, last.max(), vocab)`: row `b` has its own in columns
@@ -241,16 +243,28 @@ class PrefixLM:
         self._num_held, self._num_known = num_held, lengths.clone()
 
     def _keep(self, kept: Tensor) -> None:
-        """Takes the entries after each row's first `kept` out of the cache and aligns the rows to the right again."""
+        """Takes the entries after each row's first `kept` out of the cache and aligns the rows to the right again.
+
+        Sliding layers then drop what lies before their window. Until then they can give up all that was fed.
+        """
         removed = self._num_held - kept
         width, new_width = int(self._num_held.max()), int(kept.max())
         if width == 0 and self.hidden_columns == 0:
             return
         shift = removed - (width - new_width)
-        if not bool(shift.any()):
+        if bool(shift.any()):
+            self._realign(shift, self.hidden_columns + width, self.hidden_columns + new_width, kept)
+        else:
+            self._check_windows(width - new_width)
             self._cache.crop(-(width - new_width))
-            return
-        self._realign(shift, self.hidden_columns + width, self.hidden_columns + new_width, kept)
+
+    def _check_windows(self, num_removed: int) -> None:
+        """Sliding layers hold what was fed since they were last trimmed; to ask for more would go unnoticed."""
+        for layer in self._cache.layers:
+            if isinstance(layer, DynamicSlidingWindowLayer) and layer.is_initialized:
+                needed = min(layer.sliding_window - 1, layer.cumulative_length - num_removed)
+                if layer.keys.shape[-2] - num_removed < needed:
+                    raise RuntimeError(_DROPPED)
 
     def _realign(self, shift: Tensor, width: int, new_width: int, kept: Tensor) -> None:
         if not can_realign(self._cache):
@@ -265,7 +279,7 @@ class PrefixLM:
             source = columns - shift[:, None] - (width - stored)
             needed = columns >= new_width - self.hidden_columns - kept[:, None]
             if bool((source < 0)[needed].any()):
-                raise RuntimeError("entries were asked for that a sliding window has already dropped")
+                raise RuntimeError(_DROPPED)
             source = source.clamp(0, stored - 1).to(layer.keys.device)
             layer.keys = _gather_columns(layer.keys, source)
             layer.values = _gather_columns(layer.values, source)

@@ -1,8 +1,10 @@
 """Applying logits processors to the positions of a draft, each with the prefix it would see in plain decoding."""
 
+import copy
+
 import torch
 from torch import Tensor
-from transformers import LogitsProcessorList
+from transformers import LogitsProcessor, LogitsProcessorList
 
 from hf_specdec._compat import POSITION_FREE_PROCESSORS, ROW_INDEPENDENT_CRITERIA, ROW_INDEPENDENT_PROCESSORS
 
@@ -46,10 +48,19 @@ def warp(processors: LogitsProcessorList, tokens: Tensor, lengths: Tensor, logit
         return processors(unused, logits.reshape(-1, vocab_size).clone()).view(batch_size, width, vocab_size)
     tokens = tokens.to(logits.device)
     ends = lengths.tolist()
-    rows = [
-        torch.cat(
-            [processors(tokens[row : row + 1, : ends[row] + i], logits[row, i : i + 1].clone()) for i in range(width)]
-        )
-        for row in range(batch_size)
-    ]
+    rows = []
+    for row in range(batch_size):
+        own = processors if batch_size == 1 else LogitsProcessorList([_of_row(each, row) for each in processors])
+        steps = [own(tokens[row : row + 1, : ends[row] + i], logits[row, i : i + 1].clone()) for i in range(width)]
+        rows.append(torch.cat(steps))
     return torch.stack(rows)
+
+
+def _of_row(processor: LogitsProcessor, row: int) -> LogitsProcessor:
+    """The processor as one row needs it: a repetition penalty holds the padding of every row of the batch."""
+    ignored = getattr(processor, "prompt_ignore_length", None)
+    if not isinstance(ignored, Tensor):
+        return processor
+    own = copy.copy(processor)
+    own.prompt_ignore_length = ignored[row : row + 1]
+    return own

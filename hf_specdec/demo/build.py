@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from . import checkpoint, corpus, tokenizer
 from .export import save_pair
+from .polish import Polish, greedy_agreement, polish_draft
 from .shape import CHOSEN, DRAFT_LAYERS, VOCAB_SIZE, Shape
 from .trainer import Recipe, Trainer, affordable_steps
 
@@ -29,6 +30,7 @@ def build(
     recipe: Recipe,
     shape: Shape = CHOSEN,
     *,
+    polish: Polish | None = None,
     vocab_size: int = VOCAB_SIZE,
     minutes: float | None = None,
     checkpoints: Path | None = None,
@@ -42,12 +44,13 @@ def build(
         docs (`Path`): JSON lines with the fields `id` and `text`.
         out (`Path`): Receives `target/` (with the tokenizer), `draft/` and `figures.json`.
         recipe (`Recipe`): How to train; its `steps` give way to `minutes`.
+        polish (`Polish`, *optional*): The draft's distillation on the target's own text, afterwards.
         minutes (`float`, *optional*): Train for as many steps as take about this long.
         checkpoints (`Path`, *optional*): Where the resumable state lies; `out/checkpoint` by default.
         library (`Path`, *optional*): Folder whose docstrings are read; the standard library by default.
         stop_at (`int`, *optional*): Stop with a checkpoint at this step, as a killed run would.
     """
-    console = console or Console(stderr=True)
+    console, polish = console or Console(stderr=True), polish or Polish()
     checkpoints = checkpoints or out / "checkpoint"
     training, held_out = corpus.load(docs, library)
     tok = tokenizer.load_or_train(checkpoints / "tokenizer", training, vocab_size)
@@ -59,7 +62,11 @@ def build(
     trainer = Trainer(shape, DRAFT_LAYERS, len(tok), recipe, train_ids, test_ids)
     state = checkpoint.load(checkpoints, trainer.pair, trainer.optimizer) or {"step": 0, "history": []}
     state = run(trainer, state, checkpoints, min(stop_at or recipe.steps, recipe.steps), console)
-    figures = trainer.evaluate() | {"step": state["step"], "training_tokens": len(train_ids)}
+    if state["step"] == recipe.steps:
+        console.print("distilling the draft on the target's own text")
+        polish_draft(trainer, polish)
+    figures = {"step": state["step"], "training_tokens": len(train_ids)}
+    figures |= trainer.evaluate() | greedy_agreement(trainer, polish)
     save_pair(trainer.target, trainer.draft, tok, out, figures)
     console.print(figures)
     return figures

@@ -10,9 +10,13 @@ from .losses import exit_depths, next_token_loss
 
 @torch.no_grad()
 def evaluate(
-    forward: TrainingForward, target: LlamaForCausalLM, draft: LlamaForCausalLM, batches: list[Tensor]
+    forward: TrainingForward,
+    target: LlamaForCausalLM,
+    draft: LlamaForCausalLM,
+    batches: list[Tensor],
+    first: int = 0,
 ) -> dict:
-    """Measures the pair on held-out batches of shape `(batch, length)`.
+    """Measures the pair on batches of shape `(batch, length)`; positions before `first` are only read.
 
     Returns:
         `dict`: `loss` and `draft_loss` in nats per token; `draft_agreement` and `exit_agreement`
@@ -23,9 +27,10 @@ def evaluate(
     loss = draft_loss = draft_hits = 0.0
     hits = dict.fromkeys(sorted(keep - {depth}), 0.0)
     for ids in batches:
-        states = forward(target, ids, keep)
+        states = {at: state[:, first:] for at, state in forward(target, ids, keep).items()}
         logits = target.lm_head(states[depth])
-        draft_logits = draft.lm_head(forward(draft, ids, {draft_depth})[draft_depth])
+        draft_logits = draft.lm_head(forward(draft, ids, {draft_depth})[draft_depth][:, first:])
+        ids = ids[:, first:]
         greedy = logits.argmax(-1)
         loss += next_token_loss(logits, ids).item()
         draft_loss += next_token_loss(draft_logits, ids).item()

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from transformers import LlamaForCausalLM
 
 from .evaluate import evaluate
 from .forward import TrainingForward, compiled_if
 from .losses import draft_loss, dropped_layers, exits_at, next_token_loss, with_exits
+from .models import new_model, new_optimizer
 from .shape import Shape
 
 
@@ -24,7 +24,7 @@ class Recipe:
     losses stay in fp32.
     """
 
-    steps: int = 5200
+    steps: int = 4400
     seed: int = 0
     batch: int = 8
     length: int = 256
@@ -63,9 +63,9 @@ class Trainer:
         self.target = new_model(shape, shape.layers, vocab_size)
         self.draft = new_model(shape, draft_layers, vocab_size)
         self.pair = nn.ModuleDict({"target": self.target, "draft": self.draft})
-        self.optimizer = new_optimizer(self.pair, recipe)
+        self.optimizer = new_optimizer(self.pair, recipe.weight_decay)
         self.train_ids = train_ids
-        self.test_batches = windows(test_ids, recipe)
+        self.test_ids, self.test_batches = test_ids, windows(test_ids, recipe)
         self.forward = TrainingForward(compiled=recipe.fast)
         self.next_token_loss = compiled_if(recipe.fast, next_token_loss)
         self.draft_loss = compiled_if(recipe.fast, draft_loss)
@@ -108,31 +108,10 @@ class Trainer:
         self.optimizer.step()
         return {"loss": losses[depth].item(), "draft": distilled.item()}
 
-    def evaluate(self) -> dict:
-        """Held-out measurements, see `evaluate.evaluate`."""
+    def evaluate(self, batches: list[Tensor] | None = None, first: int = 0) -> dict:
+        """Measurements on held-out batches, or on those given; see `evaluate.evaluate`."""
         with self.precision():
-            return evaluate(self.forward, self.target, self.draft, self.test_batches)
-
-
-def new_model(shape: Shape, layers: int, vocab_size: int) -> LlamaForCausalLM:
-    """A fresh model; the projections that write to the residual stream start smaller with depth."""
-    special = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 1}
-    config = shape.config(layers, vocab_size, initializer_range=0.04, **special)
-    model = LlamaForCausalLM(config)
-    with torch.no_grad():
-        for layer in model.model.layers:
-            layer.self_attn.o_proj.weight /= math.sqrt(2 * layers)
-            layer.mlp.down_proj.weight /= math.sqrt(2 * layers)
-    return model
-
-
-def new_optimizer(pair: nn.Module, recipe: Recipe) -> torch.optim.AdamW:
-    """AdamW with weight decay on matrices only."""
-    matrices = [p for p in pair.parameters() if p.dim() > 1]
-    vectors = [p for p in pair.parameters() if p.dim() <= 1]
-    decayed = {"params": matrices, "weight_decay": recipe.weight_decay}
-    free = {"params": vectors, "weight_decay": 0.0}
-    return torch.optim.AdamW([decayed, free], lr=recipe.learning_rate, betas=(0.9, 0.98), foreach=True)
+            return evaluate(self.forward, self.target, self.draft, batches or self.test_batches, first)
 
 
 def affordable_steps(probe: Trainer, minutes: float, timed: int = 8) -> int:

@@ -43,8 +43,8 @@ class AssistantDrafter(DrafterBase):
             return Draft.empty(context.batch_size)
         # An id that the draft model has no embedding for cannot be fed; a stand-in costs acceptance, never exactness.
         prefix = context.tokens.clamp(max=self.embedding_rows - 1)
-        logits = self._first_logits(prefix, context)
         open_rows = context.unfinished & (budget.max_tokens > 0)
+        logits = self._first_logits(prefix, context, open_rows)
         lengths = torch.zeros_like(budget.max_tokens)
         tokens: list[Tensor] = []
         laws: list[Tensor] = []
@@ -84,8 +84,8 @@ class AssistantDrafter(DrafterBase):
             source="model",
         )
 
-    def _first_logits(self, prefix: Tensor, context: Context) -> Tensor:
-        last = torch.ones_like(context.lengths)
+    def _first_logits(self, prefix: Tensor, context: Context, open_rows: Tensor) -> Tensor:
+        last = open_rows.long()  # nobody reads a closed row, so it need not give up its newest entry to be fed again
         return self._fit(self._lm(context).score(prefix, context.lengths, last)[:, 0])
 
     def _lm(self, context: Context) -> PrefixLM:

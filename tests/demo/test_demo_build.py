@@ -15,12 +15,15 @@ from hf_specdec.demo.build import build
 from hf_specdec.demo.costs import expected_tokens, predicted_speedup
 from hf_specdec.demo.export import size_in_bytes
 from hf_specdec.demo.forward import TrainingForward
+from hf_specdec.demo.models import new_model
+from hf_specdec.demo.polish import Polish
 from hf_specdec.demo.shape import Shape
-from hf_specdec.demo.trainer import Recipe, new_model
+from hf_specdec.demo.trainer import Recipe
 
 
 WEIGHTS = Path(corpus.__file__).parent / "weights"
 TINY = Shape(layers=4, width=32, heads=2, kv_heads=1, mlp=64)
+POLISH = Polish(steps=1, texts=2, prompt_length=4)
 RECIPE = Recipe(steps=2, batch=2, length=16, evaluate_every=1, fast=False)
 MODULE = '''"""A module of numbers."""
 
@@ -54,7 +57,7 @@ def sources(tmp_path: Path) -> tuple[Path, Path]:
 
 def run_build(sources: tuple[Path, Path], out: Path, **options) -> dict:
     docs, library = sources
-    return build(docs, out, RECIPE, TINY, vocab_size=300, library=library, **options)
+    return build(docs, out, RECIPE, TINY, polish=POLISH, vocab_size=300, library=library, **options)
 
 
 def test_a_build_saves_a_pair_that_transformers_loads(sources, tmp_path):
