@@ -143,9 +143,10 @@ def calibrate_easd(
         raise InvalidConfigError(f"percentile must lie in [0, 100], got {percentile}")
     if max_tokens < 2:
         raise InvalidConfigError(f"max_tokens must be at least 2, got {max_tokens}")
-    check_tokenizers(target, draft, tokenizer, None)
     rule = config.rule
-    assert isinstance(rule, EASD)
+    if not isinstance(rule, EASD):
+        raise InvalidConfigError(f"expected an EASDConfig, got {type(config).__name__}")
+    check_tokenizers(target, draft, tokenizer, None)
     found: list[_Positions] = []
     for index, text in enumerate(texts):
         tokens, first = _token_ids(text, tokenizer)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -63,7 +63,7 @@ class PackedLinear(nn.Module):
         """The ordinary weight, `(out_features, in_features)`: a fresh copy while the layer is packed."""
         if self._packed is not None:
             return nn.Parameter(self._packed.to_dense(), requires_grad=False)
-        return self._dense
+        return cast(nn.Parameter, self._dense)
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         if self._packed is None or hidden_states.requires_grad:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,7 +27,7 @@ class RowStats:
         num_new_tokens (`int`): Tokens emitted, the prefill's included.
         accepted_at_position (`list[int]`): `[i]` counts the rounds that accepted at least `i + 1` drafts.
         drafted_at_position (`list[int]`): `[i]` counts the rounds that drafted at least `i + 1` tokens.
-        events (`dict[str, int]`): What the rule and the loop counted, such as `easd_fired`.
+        events (`Counter[str]`): What the rule and the loop counted, such as `easd_fired`; 0 for what never happened.
     """
 
     num_rounds: int = 0
@@ -37,7 +38,7 @@ class RowStats:
     num_prefill_tokens: int = 0
     accepted_at_position: list[int] = field(default_factory=list)
     drafted_at_position: list[int] = field(default_factory=list)
-    events: dict[str, int] = field(default_factory=dict)
+    events: Counter[str] = field(default_factory=Counter)
 
     @property
     def tokens_per_round(self) -> float:
@@ -83,7 +84,7 @@ class RowStats:
         _count_positions(self.drafted_at_position, drafted)
         _count_positions(self.accepted_at_position, accepted)
         for name, counts in round_.events.items():
-            self.events[name] = self.events.get(name, 0) + int(counts[row])
+            self.events[name] += int(counts[row])
 
 
 @dataclass
@@ -134,7 +135,7 @@ class SpeculativeStats(RowStats):
 
     def note(self, event: str) -> None:
         """Counts something that concerns the run and not one row."""
-        self.events[event] = self.events.get(event, 0) + 1
+        self.events[event] += 1
 
     @classmethod
     def fold(cls, rounds: Iterable[Round]) -> SpeculativeStats:

@@ -34,6 +34,7 @@ class AdditiveLength:
             )
 
     def start(self, batch_size: int) -> "AdditiveSchedule":
+        """The schedule of one `generate` call with `batch_size` rows."""
         return AdditiveSchedule(self, torch.full((batch_size,), self.initial))
 
 

@@ -36,4 +36,5 @@ class ConfidenceLength:
             raise InvalidConfigError(f"longest must be at least 1, got {self.longest}")
 
     def start(self, batch_size: int) -> ConstantSchedule:
+        """The schedule of one `generate` call with `batch_size` rows."""
         return ConstantSchedule(Budget(torch.full((batch_size,), self.longest), self.threshold))

@@ -24,6 +24,7 @@ class ConstantLength:
             raise InvalidConfigError(f"length must be an integer of at least 0, got {self.length!r}")
 
     def start(self, batch_size: int) -> "ConstantSchedule":
+        """The schedule of one `generate` call with `batch_size` rows."""
         return ConstantSchedule(Budget(torch.full((batch_size,), self.length)))
 
 

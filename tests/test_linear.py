@@ -1,0 +1,134 @@
+"""Packed CPU linears behave like the ordinary ones they replace."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM
+
+import hf_specdec
+from hf_specdec import linear
+from hf_specdec.linear import PackedLinear, pack_linears
+from tests.toys import prompts, tiny_llama
+
+
+pytestmark = pytest.mark.skipif(linear.packing_problem() is not None, reason=f"{linear.packing_problem()}")
+
+
+@pytest.fixture(autouse=True)
+def _without_gradients():
+    with torch.no_grad():
+        yield
+
+
+@pytest.mark.parametrize("rows", [1, 2, 7, 64])
+@pytest.mark.parametrize("bias", [True, False])
+def test_outputs_agree(rows, bias):
+    dense = nn.Linear(96, 160, bias=bias)
+    inputs = torch.randn(2, rows, 96)
+    expected = dense(inputs)
+    packed = PackedLinear(dense)(inputs)
+    assert torch.linalg.norm(packed - expected) <= 1e-4 * torch.linalg.norm(expected)
+
+
+def test_the_packed_operator_is_used(monkeypatch):
+    packed = PackedLinear(nn.Linear(32, 32))
+
+    def forbidden(*_):
+        raise AssertionError("the dense path was taken")
+
+    monkeypatch.setattr(nn.functional, "linear", forbidden)
+    assert packed(torch.randn(1, 3, 32)).shape == (1, 3, 32)
+
+
+def test_a_model_keeps_its_logits_state_and_texts(tmp_path):
+    model = tiny_llama()
+    inputs = prompts(2)
+    logits, text = model(**inputs).logits, model.generate(**inputs, max_new_tokens=12, do_sample=False)
+    weights = {name: value.clone() for name, value in model.state_dict().items()}
+
+    report = pack_linears(model)
+    assert report.num_packed == 4 * 7 + 1
+    assert not report.skipped
+    assert not any(type(module) is nn.Linear for module in model.modules())
+    torch.testing.assert_close(model(**inputs).logits, logits, rtol=1e-4, atol=1e-4)
+    assert torch.equal(model.generate(**inputs, max_new_tokens=12, do_sample=False), text)
+
+    state = model.state_dict()
+    assert list(state) == list(weights)
+    assert all(torch.equal(state[name], weights[name]) for name in weights)
+    model.save_pretrained(tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert all(torch.equal(value, weights[name]) for name, value in again.state_dict().items())
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_copies_are_ordinary(duplicate):
+    model = tiny_llama()
+    weights = {name: value.clone() for name, value in model.state_dict().items()}
+    pack_linears(model)
+    twin = duplicate(model)
+    assert not any(isinstance(module, PackedLinear) for module in twin.modules())
+    assert all(torch.equal(value, weights[name]) for name, value in twin.state_dict().items())
+
+
+def test_casting_makes_the_layer_dense_and_casting_back_packs_it_again():
+    packed = PackedLinear(nn.Linear(32, 48))
+    weight = packed.weight.clone()
+    packed.to(torch.bfloat16)
+    assert packed(torch.randn(2, 32, dtype=torch.bfloat16)).dtype == torch.bfloat16
+    assert packed.weight.dtype == torch.bfloat16
+    packed.float()
+    torch.testing.assert_close(packed.weight, weight, rtol=1e-2, atol=1e-2)
+    assert packed._dense is None
+
+
+def test_loading_a_state_packs_the_new_weights():
+    packed, source = PackedLinear(nn.Linear(16, 24)), nn.Linear(16, 24)
+    packed.load_state_dict(source.state_dict())
+    assert torch.equal(packed.weight, source.weight)
+    inputs = torch.randn(3, 16)
+    torch.testing.assert_close(packed(inputs), source(inputs), rtol=1e-4, atol=1e-5)
+
+
+def test_a_tied_head_is_packed_only_on_request():
+    model = tiny_llama(tie_word_embeddings=True)
+    report = pack_linears(model)
+    assert list(report.skipped) == ["lm_head"]
+    assert "twice" in report.skipped["lm_head"]
+    assert type(model.lm_head) is nn.Linear
+    assert pack_linears(model, tied_head=True).num_packed == 1
+
+
+def test_other_layers_are_left_alone():
+    model = nn.ModuleDict({"narrow": nn.Linear(8, 8).bfloat16(), "convolution": nn.Conv1d(8, 8, 1), "special": _Special(8, 8)})
+    report = pack_linears(model)
+    assert report.num_packed == 0
+    assert "bfloat16" in report.skipped["narrow"]
+    assert type(model["special"]) is _Special
+
+
+class _Special(nn.Linear):
+    def forward(self, hidden_states):
+        return super().forward(hidden_states) * 2
+
+
+def test_load_model_packs_float32_on_the_cpu_only(tmp_path):
+    tiny_llama().save_pretrained(tmp_path)
+    assert any(isinstance(module, PackedLinear) for module in hf_specdec.load_model(tmp_path).modules())
+    for options in ({"packed": False}, {"dtype": torch.bfloat16}):
+        model = hf_specdec.load_model(tmp_path, **options)
+        assert not any(isinstance(module, PackedLinear) for module in model.modules())
+    with pytest.raises(hf_specdec.InvalidConfigError, match="bfloat16"):
+        hf_specdec.load_model(tmp_path, dtype=torch.bfloat16, packed=True)
+
+
+def test_without_the_operator_layers_stay_dense_with_a_reason(monkeypatch):
+    monkeypatch.setattr(linear, "packing_problem", lambda: "no operator here")
+    model = tiny_llama()
+    report = pack_linears(model)
+    assert report.num_packed == 0
+    assert set(report.skipped.values()) == {"no operator here"}
+    assert type(model.lm_head) is nn.Linear
