@@ -116,8 +116,9 @@ class PrefixLM:
 
     def settle(self, tokens: Tensor, lengths: Tensor) -> None:
         """Makes the cache hold exactly these prefixes, as plain decoding would leave it."""
-        if bool((self._common_prefix(tokens, lengths) < lengths).any()):
-            self.run(tokens, lengths, torch.ones_like(lengths))
+        missing = self._common_prefix(tokens, lengths) < lengths
+        if bool(missing.any()):
+            self.run(tokens, lengths, missing.long())
         self._keep(lengths)
         self._num_held = lengths.clone()
         forget_recording(self._cache)

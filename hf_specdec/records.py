@@ -96,6 +96,7 @@ class Draft:
         parents (`torch.LongTensor` of shape `(batch, width)`, *optional*): Parent of each node when the draft is a tree;
             None for a chain.
         source (`str`): What drafted, for the statistics.
+        prefill_seconds (`float`): Time spent on the prompt, the first time a drafter sees it.
     """
 
     tokens: Tensor
@@ -104,6 +105,7 @@ class Draft:
     logits: Tensor | None = None
     parents: Tensor | None = None
     source: str = "none"
+    prefill_seconds: float = 0.0
 
     @property
     def width(self) -> int:
@@ -253,6 +255,8 @@ class Round:
         num_accepted (`torch.LongTensor` of shape `(batch,)`): Drafts accepted *and* kept after stopping criteria.
         unfinished (`torch.BoolTensor` of shape `(batch,)`): Rows that go on after this round.
         draft_seconds (`float`): Time spent drafting.
+        prefill_seconds (`float`): Time spent on the prompt: by the target in the record of the prefill, by the drafter in
+            the round in which it first sees the prompt.
         verify_seconds (`float`): Time of the target's forward pass, the verdict and the commit.
         source (`str`): What drafted.
         is_prefill (`bool`): True for the record of the prompt's forward pass, which is not a round.
@@ -267,6 +271,7 @@ class Round:
     unfinished: Tensor
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
+    prefill_seconds: float = 0.0
     source: str = "none"
     is_prefill: bool = False
     events: Mapping[str, Any] = field(default_factory=dict)

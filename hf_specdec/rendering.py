@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
-
-from hf_specdec.records import Round
+from typing import TYPE_CHECKING, Any
 
 
-__all__ = ["LEGEND", "Piece", "TextPieces", "merged"]
+if TYPE_CHECKING:
+    from hf_specdec.records import Round
 
-LEGEND = "drafted and accepted"
+
+__all__ = ["Piece", "TextPieces", "merged"]
 
 # Tokens of the prompt that are decoded along with the first new one: some tokenizers write a word differently at the start.
 _CONTEXT_TOKENS = 6

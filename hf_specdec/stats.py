@@ -96,7 +96,7 @@ class SpeculativeStats(RowStats):
         num_target_forwards (`int`): Forward passes of the target, the prefill included: plain decoding needs one per token.
         draft_seconds (`float`): Time spent drafting.
         verify_seconds (`float`): Time of the target's decode-phase passes with verdict and commit.
-        prefill_seconds (`float`): Time of the prompt's forward pass.
+        prefill_seconds (`float`): Time of the prompt's forward pass, the target's and the drafter's.
         total_seconds (`float`): From the call of the decoding method to its return.
         predicted_speedup (`float`, *optional*): Speed-up that the measured costs predict for these rounds; None where the
             costs of isolated passes are not known.
@@ -129,6 +129,7 @@ class SpeculativeStats(RowStats):
         if not round_.is_prefill:
             self.draft_seconds += round_.draft_seconds
             self.verify_seconds += round_.verify_seconds
+            self.prefill_seconds += round_.prefill_seconds
         if round_.problem is not None:
             self.problems.append(round_.problem)
             self.note("drafter_failed")

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -13,9 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```(?P<info>[^\n`]+)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\((?P<address>[^)\s]+)\)")
-TEST_COMMAND = re.compile(
-    r"^<!-- test command -->\n```bash\n(?P<command>.*?)\n```$", re.MULTILINE | re.DOTALL
-)
+TEST_COMMAND = re.compile(r"^<!-- test command -->\n```bash\n(?P<command>.*?)\n```$", re.MULTILINE | re.DOTALL)
 
 
 def page_id(page: Path) -> str:
@@ -49,9 +48,7 @@ def tiny_pair():
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
     characters = ["<pad>", "<eos>", "<unk>", *map(chr, range(32, 127))]
-    raw = Tokenizer(
-        models.WordLevel({text: index for index, text in enumerate(characters)}, unk_token="<unk>")
-    )
+    raw = Tokenizer(models.WordLevel({text: index for index, text in enumerate(characters)}, unk_token="<unk>"))
     raw.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=raw, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>", padding_side="left"
@@ -70,9 +67,7 @@ def tiny_pair():
     )
     torch.manual_seed(0)
     model, draft = LlamaForCausalLM(config).eval(), LlamaForCausalLM(config).eval()
-    draft.load_state_dict(
-        {name: w + 0.1 * w.std() * torch.randn_like(w) for name, w in model.state_dict().items()}
-    )
+    draft.load_state_dict({name: w + 0.1 * w.std() * torch.randn_like(w) for name, w in model.state_dict().items()})
     return model, draft, tokenizer
 
 
@@ -121,6 +116,23 @@ def test_links_resolve(page):
         linked = (page.parent / address).resolve() if address else page
         assert linked.exists(), f"{page_id(page)} links to {address}, which does not exist"
         assert not anchor or anchor in anchors(linked), f"{page_id(page)} links to {address}#{anchor}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_commands_exist(page):
+    """Every `specdec` line names a command, and options that it has."""
+    import typer.main
+
+    from hf_specdec.cli import app
+
+    for _, code in blocks(page, "bash"):
+        for line in re.findall(r"^specdec .*$", code, re.MULTILINE):
+            command, words = typer.main.get_command(app), shlex.split(line)[1:]
+            while words and hasattr(command, "commands"):
+                assert words[0] in command.commands, f"{page_id(page)}: {line}"
+                command = command.commands[words.pop(0)]
+            known = {name for each in command.params for name in (*each.opts, *each.secondary_opts)} | {"--help"}
+            assert {word for word in words if word.startswith("-")} <= known, f"{page_id(page)}: {line}"
 
 
 def test_every_page_is_in_the_index():

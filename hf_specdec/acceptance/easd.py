@@ -91,7 +91,8 @@ class EASD:
         """
         return (
             (self._entropy(target_logits) > self.target_entropy_threshold)
-            & (self._entropy(draft_logits) > self.draft_entropy_threshold)
+            # A point mass, such as an n-gram draft beside a model's, has no entropy and is never unsure.
+            & (self._entropy(draft_logits) > max(self.draft_entropy_threshold, 0.0))
             & (top_overlap(target_logits, draft_logits, self.top_n) >= self.overlap_threshold)
             & (num_candidates > 1)
         )

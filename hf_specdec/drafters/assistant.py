@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any, final
 
 import torch
@@ -44,7 +45,7 @@ class AssistantDrafter(DrafterBase):
         # An id that the draft model has no embedding for cannot be fed; a stand-in costs acceptance, never exactness.
         prefix = context.tokens.clamp(max=self.embedding_rows - 1)
         open_rows = context.unfinished & (budget.max_tokens > 0)
-        logits = self._first_logits(prefix, context, open_rows)
+        logits, prefill_seconds = self._first_logits(prefix, context, open_rows)
         lengths = torch.zeros_like(budget.max_tokens)
         tokens: list[Tensor] = []
         laws: list[Tensor] = []
@@ -82,11 +83,15 @@ class AssistantDrafter(DrafterBase):
             q=torch.stack(laws, 1) if laws else None,
             logits=torch.stack(raw, 1) if raw else None,
             source="model",
+            prefill_seconds=prefill_seconds,
         )
 
-    def _first_logits(self, prefix: Tensor, context: Context, open_rows: Tensor) -> Tensor:
+    def _first_logits(self, prefix: Tensor, context: Context, open_rows: Tensor) -> tuple[Tensor, float]:
+        """The logits after the committed tokens, and the seconds they took if the prompt was read for them."""
+        started, is_new = time.perf_counter(), self.lm is None
         last = open_rows.long()  # nobody reads a closed row, so it need not give up its newest entry to be fed again
-        return self._fit(self._lm(context).score(prefix, context.lengths, last)[:, 0])
+        logits = self._fit(self._lm(context).score(prefix, context.lengths, last)[:, 0])
+        return logits, time.perf_counter() - started if is_new else 0.0
 
     def _lm(self, context: Context) -> PrefixLM:
         if self.lm is None:

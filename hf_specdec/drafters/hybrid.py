@@ -52,7 +52,7 @@ class HybridDrafter(DrafterBase):
             sure = one_hot(tokens.to(raw.device), raw.shape[-1], raw.dtype).log()
             logits = torch.where(from_ngram.to(raw.device)[:, None, None], sure, raw)
         lengths = torch.where(from_ngram, matched.lengths, modelled.lengths)
-        return Draft(tokens, lengths, q=q, logits=logits, source="hybrid")
+        return Draft(tokens, lengths, q=q, logits=logits, source="hybrid", prefill_seconds=modelled.prefill_seconds)
 
 
 def _widen(values: Tensor, width: int) -> Tensor:

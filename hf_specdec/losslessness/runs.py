@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
+import warnings
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -98,12 +99,14 @@ class GreedyRuns:
         if kwargs.get("min_new_tokens") is not None:
             kwargs["min_new_tokens"] = max(0, kwargs["min_new_tokens"] - num_tokens)
         kwargs |= {"do_sample": False, "max_new_tokens": 1, "use_cache": False, "output_scores": True}
-        outputs = self.model.generate(
-            input_ids=torch.cat([row.prompt, new], -1),
-            attention_mask=torch.nn.functional.pad(row.prompt_mask, (0, num_tokens), value=1),
-            return_dict_in_generate=True,
-            **kwargs,
-        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # a least length beyond this one token is as it should be
+            outputs = self.model.generate(
+                input_ids=torch.cat([row.prompt, new], -1),
+                attention_mask=torch.nn.functional.pad(row.prompt_mask, (0, num_tokens), value=1),
+                return_dict_in_generate=True,
+                **kwargs,
+            )
         return outputs.scores[0][0].float().cpu()
 
     def _generate(self, ids: Tensor, mask: Tensor, **more: Any) -> Tensor:

@@ -6,12 +6,15 @@ The law behind all: a speculative run gives what the plain run gives, or raises 
 from functools import cache
 
 import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
-from transformers import LogitsProcessor, StoppingCriteria
+from transformers import LogitsProcessor, PreTrainedTokenizerFast, StoppingCriteria
 
 from hf_specdec import SpeculativeConfig
 from tests.toys import drafters_for, prompts, tiny_llama
 
+
+torch.set_num_threads(1)  # models this small run many times slower on several threads
 
 ACCEPTED = ("always", "sometimes", "never")
 EXACT = SpeculativeConfig(drafting="model", length=4, on_drafter_error="raise")
@@ -57,6 +60,15 @@ def text(batch_size=1, max_new_tokens=16) -> list[list[int]]:
     """The greedy continuation of `prompts(batch_size)`."""
     inputs = prompts(batch_size)
     return new_tokens(plain(inputs, max_new_tokens=max_new_tokens), inputs)
+
+
+def letters(alphabet=None):
+    """A tokenizer with one token per character, 64 of them; the pad token is the first."""
+    alphabet = alphabet or "_" + "".join(map(chr, range(ord("0"), ord("0") + 63)))
+    tokenizer = Tokenizer(models.WordLevel({character: i for i, character in enumerate(alphabet)}, unk_token="_"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="_", padding_side="left")
 
 
 class Counting(LogitsProcessor):

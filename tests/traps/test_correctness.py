@@ -17,7 +17,7 @@ from hf_specdec.acceptance.exact import exact_acceptance, exact_replacement
 from hf_specdec.drafters import AssistantDrafter
 from hf_specdec.records import Evidence
 from tests.toys import noisy_copy, prompts
-from tests.traps import ACCEPTED, EXACT, HYBRID, NGRAM, Counting, drafter, new_tokens, plain, speculative, target, text, tokens
+from tests.traps import *
 
 
 TEXT = text(max_new_tokens=16)[0]
@@ -109,6 +109,64 @@ class TestEndOfSequence:
         assert tokens(output) == tokens(plain(prompts(), eos_token_id=token))
         assert output.speculative_stats.acceptance_rate == 1.0
         assert (output.speculative_stats.num_new_tokens - 1) % 4 == 0
+
+
+class TestStoppingCriteria:
+    """A3: stop strings and custom criteria raise, or are missed in the middle of a block."""
+
+    @pytest.mark.parametrize("size", [1, 2, 3])
+    @pytest.mark.parametrize("start", range(14))
+    def test_every_window_as_stop_string(self, start, size):
+        tokenizer = letters()
+        options = {"stop_strings": [tokenizer.decode(TEXT[start : start + size])], "tokenizer": tokenizer}
+        expected = tokens(plain(prompts(), **options))
+        for accepted in ("always", "sometimes"):
+            assert tokens(speculative(accepted, prompts(), **options)) == expected
+        assert len(expected[0]) <= 7 + start + size
+
+    @pytest.mark.parametrize("method", METHODS)
+    def test_stop_strings_in_a_batch(self, method):
+        inputs, tokenizer = prompts(4), letters()
+        options = {"stop_strings": [tokenizer.decode(row[i : i + 2]) for i, row in enumerate(text(4))][1:]}
+        options |= {"tokenizer": tokenizer, "eos_token_id": 63}
+        output = speculative(assistant_for(method, "always"), inputs, METHODS[method], **options)
+        assert tokens(output) == tokens(plain(inputs, **options))
+
+    @pytest.mark.parametrize("batch_size", [1, 3])
+    @pytest.mark.parametrize("token", sorted(set(TEXT))[::2])
+    @pytest.mark.parametrize("whole", [False, True])
+    def test_custom_criteria(self, token, whole, batch_size):
+        def condition(row, scores):
+            return token in row[7:] if whole else row[-1] == token
+
+        expected, got = Stops(condition), Stops(condition)
+        reference = plain(prompts(batch_size), stopping_criteria=[expected], eos_token_id=None)
+        output = speculative("always", prompts(batch_size), stopping_criteria=[got], eos_token_id=None)
+        assert tokens(output) == tokens(reference)
+        assert got.log == expected.log
+
+    @pytest.mark.parametrize("batch_size", [1, 3])
+    @pytest.mark.parametrize("accepted", ACCEPTED)
+    def test_criteria_that_read_scores(self, accepted, batch_size):
+        outputs = {"return_dict_in_generate": True, "output_scores": True}
+        peaks = [float(s[0].max()) for s in plain(prompts(batch_size), **outputs).scores]
+        expected, got = (Stops(lambda row, scores: float(scores[-1][0].max()) >= max(peaks[2:]) - 1e-4) for _ in "ab")
+        reference = plain(prompts(batch_size), stopping_criteria=[expected], **outputs)
+        output = speculative(accepted, prompts(batch_size), stopping_criteria=[got], **outputs)
+        assert tokens(output) == tokens(reference)
+        assert got.log == expected.log
+        assert len(expected.log) < 16 or peaks[-1] == max(peaks)
+
+    @pytest.mark.parametrize("batch_size", [1, 4])
+    @pytest.mark.parametrize("num_calls", [1, 5, 9])
+    def test_criteria_that_count(self, num_calls, batch_size):
+        expected, got = Stops(None), Stops(None)
+        for criterion in (expected, got):
+            criterion.condition = lambda row, scores, log=criterion.log: len(log) >= num_calls
+        reference = plain(prompts(batch_size), stopping_criteria=[expected])
+        output = speculative("always", prompts(batch_size), stopping_criteria=[got])
+        assert tokens(output) == tokens(reference)
+        assert got.log == expected.log
 
 
 class TestStatefulProcessors:

@@ -1,0 +1,99 @@
+"""The three outputs of a benchmark: raw rows with figures as JSON, a table as Markdown, a plot as PNG."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from hf_specdec.bench.plots import plot
+from hf_specdec.bench.runner import Row
+
+
+__all__ = ["table", "write_report"]
+
+_COLUMNS = {
+    "tokens_per_second": ("tokens/s", "{:.2f}"),
+    "speedup": ("speed-up", "{:.2f}x"),
+    "predicted_speedup": ("predicted", "{:.2f}x"),
+    "loop_efficiency": ("loop efficiency", "{:.2f}"),
+    "tokens_per_round": ("tokens/round", "{:.2f}"),
+    "acceptance_rate": ("acceptance", "{:.1%}"),
+    "text_equal": ("text equal", "{:.0%}"),
+}
+
+
+def write_report(
+    prefix: Path, summary: dict[str, dict[str, dict[str, Any]]], rows: dict[str, list[Row]], environment: dict[str, Any]
+) -> list[Path]:
+    """Writes `PREFIX.json`, `PREFIX.md` and `PREFIX.png`, each at once or not at all.
+
+    Args:
+        prefix (`Path`): Path without suffix.
+        summary (`dict`): By data set and arm, the figures of [`summarize`].
+        rows (`dict`): By data set, the rows.
+        environment (`dict`): What the figures were measured with.
+    """
+    content = {
+        "summary": summary,
+        "environment": environment,
+        "rows": [{"dataset": dataset, **asdict(row)} for dataset, each in rows.items() for row in each],
+    }
+    prefix.parent.mkdir(parents=True, exist_ok=True)
+    paths = [prefix.with_suffix(suffix) for suffix in (".json", ".md", ".png")]
+    _replace(paths[0], (json.dumps(content, indent=1) + "\n").encode())
+    _replace(paths[1], markdown(summary, environment).encode())
+    _replace(paths[2], plot(summary))
+    return paths
+
+
+def markdown(summary: dict[str, dict[str, dict[str, Any]]], environment: dict[str, Any]) -> str:
+    """The tables of all data sets, and below them what they were measured with."""
+    parts = []
+    for dataset, arms in summary.items():
+        parts += [f"## {dataset}", "", table(arms), ""]
+        if positions := _positions(arms):
+            parts += ["Share of rounds that accepted at least so many drafts:", "", positions, ""]
+        for name, figures in arms.items():
+            counts = {key: value for key, value in figures.get("events", {}).items() if value}
+            if counts:
+                parts += [f"`{name}`: {', '.join(f'{key} {value}' for key, value in counts.items())}", ""]
+    parts += ["## Measured with", ""] + [f"- {key}: {_plain(value)}" for key, value in environment.items()]
+    return "\n".join(parts) + "\n"
+
+
+def table(arms: dict[str, dict[str, Any]]) -> str:
+    """A Markdown table of the arms' figures."""
+    lines = ["| arm | " + " | ".join(title for title, _ in _COLUMNS.values()) + " |"]
+    lines.append("|---|" + "---:|" * len(_COLUMNS))
+    for name, figures in arms.items():
+        cells = ["" if figures.get(key) is None else form.format(figures[key]) for key, (_, form) in _COLUMNS.items()]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _positions(arms: dict[str, dict[str, Any]]) -> str:
+    shares = {
+        name: figures["accepted_at_position"] for name, figures in arms.items() if "accepted_at_position" in figures
+    }
+    width = max(map(len, shares.values()), default=0)
+    if width == 0:
+        return ""
+    lines = ["| arm | " + " | ".join(str(i + 1) for i in range(width)) + " |", "|---|" + "---:|" * width]
+    for name, each in shares.items():
+        lines.append(f"| {name} | " + " | ".join(f"{share:.1%}" for share in each) + " |" * (1 + width - len(each)))
+    return "\n".join(lines)
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_plain(each)}" for key, each in value.items())
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _replace(path: Path, content: bytes) -> None:
+    unfinished = path.with_name(path.name + ".unfinished")
+    unfinished.write_bytes(content)
+    os.replace(unfinished, path)

@@ -1,0 +1,109 @@
+"""`specdec calibrate easd`: thresholds from the entropies of two models along texts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hf_specdec.cli import options as opt
+from hf_specdec.cli.errors import CommandError, reports_errors
+from hf_specdec.cli.models import load_models, quiet
+from hf_specdec.cli.output import note, print_json, progress_bar
+from hf_specdec.cli.settings import build_config
+from hf_specdec.cli.texts import read_pairs, read_texts
+
+
+if TYPE_CHECKING:
+    from hf_specdec.calibration import EASDCalibration
+
+
+__all__ = ["app"]
+
+app = typer.Typer(help="Find a method's thresholds on your own texts.", no_args_is_help=True)
+
+
+@app.callback()
+def _group() -> None:
+    """Find a method's thresholds on your own texts."""
+
+
+@app.command("easd")
+@reports_errors
+def easd(
+    target: opt.Target,
+    draft: Annotated[
+        str,
+        typer.Option("--draft", "--assistant", "-a", help="Folder or Hub id of the draft model.", show_default=False),
+    ],
+    data: Annotated[
+        Path, typer.Option("--data", "-d", help="Texts: .txt with one a line, or .jsonl.", show_default=False)
+    ],
+    field: Annotated[str, typer.Option("--field", help="Field of a .jsonl file that holds the text.")] = "text",
+    prompt_field: Annotated[
+        str | None,
+        typer.Option("--prompt-field", help="Field with the prompt that the text answers; read, but not counted."),
+    ] = None,
+    limit: opt.Limit = None,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", min=2, help="Longest part of a text that is read.")] = 512,
+    percentile: Annotated[
+        float, typer.Option("--percentile", min=0.0, max=100.0, help="Share of positions below the thresholds.")
+    ] = 95.0,
+    config: Annotated[
+        str, typer.Option("--config", "-c", help="EASD config whose other options are kept: easd, or a saved one.")
+    ] = "easd",
+    save: Annotated[Path | None, typer.Option("--save", help="Folder to write speculative_config.json to.")] = None,
+    dtype: opt.DType = opt.DTypeName.auto,
+    device_map: opt.DeviceMap = None,
+    quantization: opt.Quantization = None,
+    as_json: opt.Json = False,
+    debug: opt.Debug = False,
+) -> None:
+    """Set EASD's entropy thresholds to a percentile of what both models show along your texts."""
+    from hf_specdec.calibration import calibrate_easd
+    from hf_specdec.configs import EASDConfig
+
+    base = build_config(config)
+    if not isinstance(base, EASDConfig):
+        raise CommandError(f"--config must be an EASD config, got {type(base).__name__}")
+    texts = read_texts(data, field, limit) if prompt_field is None else read_pairs(data, prompt_field, field, limit)
+    models = load_models(target, draft, dtype=dtype, device_map=device_map, quantization=quantization)
+    with quiet(), progress_bar("Reading") as progress:
+        found = calibrate_easd(
+            models.target,
+            models.assistant,
+            texts,
+            tokenizer=models.tokenizer,
+            percentile=percentile,
+            max_tokens=max_tokens,
+            config=base,
+            progress=progress,
+        )
+    path = None if save is None else found.config.save_pretrained(save)
+    if as_json:
+        print_json({"target": target, "draft": draft, "saved": None if path is None else str(path), **found.to_dict()})
+        return
+    _print_tables(found)
+    if path is not None:
+        note(f"saved {path}: use it with --config {save}")
+
+
+def _print_tables(found: EASDCalibration) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    quantiles = Table("entropy quantile", *(f"{each:g}" for each in found.target_quantiles))
+    for name, values in (("target", found.target_quantiles), ("draft", found.draft_quantiles)):
+        quantiles.add_row(name, *(f"{value:.2f}" for value in values.values()))
+    fires = Table("thresholds (target, draft)", "fires on", "and both models prefer the same token")
+    for each in (*found.grid, found.chosen):
+        fires.add_row(
+            f"{each.target_entropy_threshold:.2f}, {each.draft_entropy_threshold:.2f}",
+            f"{each.fires:.1%}",
+            f"{each.fires_aligned:.1%}",
+            style="bold" if each is found.chosen else None,
+        )
+    console = Console()
+    console.print(quantiles, fires)
+    console.print(found.summary(), markup=False, highlight=False)

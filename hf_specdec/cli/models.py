@@ -1,0 +1,79 @@
+"""Loading what a command works with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from hf_specdec.cli.errors import CommandError
+from hf_specdec.cli.output import spinner
+
+
+__all__ = ["Models", "load_models", "quiet"]
+
+
+@dataclass(frozen=True)
+class Models:
+    """A target, what drafts for it, and the target's tokenizer."""
+
+    target: Any
+    assistant: Any
+    tokenizer: Any
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silences the progress bars and remarks of transformers, and restores them."""
+    from transformers.utils import logging
+
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def load_models(
+    target: str,
+    assistant: str | None,
+    *,
+    dtype: str = "auto",
+    device_map: str | None = None,
+    quantization: str | None = None,
+) -> Models:
+    """Loads both models and the tokenizer.
+
+    Raises:
+        [`CommandError`]: If a checkpoint cannot be loaded; the message names it.
+    """
+    import torch
+    from transformers import AutoTokenizer
+
+    from hf_specdec.loading import load_model
+
+    if device_map is None and torch.cuda.is_available():
+        device_map = "auto"
+    options: dict[str, Any] = {
+        "dtype": dtype if dtype == "auto" else getattr(torch, dtype),
+        "device_map": device_map,
+        "quantization": quantization,
+    }
+    with quiet():
+        tokenizer = _load(f"the tokenizer of {target}", AutoTokenizer.from_pretrained, target)
+        model = _load(target, load_model, target, **options)
+        draft = None if assistant is None else _load(assistant, load_model, assistant, **options)
+    return Models(model, draft, tokenizer)
+
+
+def _load(name: str, load: Any, *args: Any, **kwargs: Any) -> Any:
+    with spinner(f"Loading {name}"):
+        try:
+            return load(*args, **kwargs)
+        except (OSError, ValueError, ImportError, KeyError) as error:
+            raise CommandError(f"cannot load {name}: {error}") from error
