@@ -6,7 +6,7 @@ Each entry names the release range it serves, so that it can be deleted when tha
 import inspect
 from typing import Any
 
-from transformers import GenerationMixin, PreTrainedModel
+from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 from transformers.generation import logits_process, stopping_criteria
 
 
@@ -18,7 +18,9 @@ __all__ = [
     "ROW_INDEPENDENT_PROCESSORS",
     "cache_argument",
     "forward_parameters",
+    "needs_synced_forwards",
     "undecorated_model",
+    "user_set",
 ]
 
 # Up to 5.23 or earlier the keyword is `past_key_values`; 5.24 calls it `cache` everywhere.
@@ -117,6 +119,22 @@ def undecorated_model(model: Any) -> Any:
         if isinstance(model, PreTrainedModel) or not callable(getattr(model, "get_base_model", None))
         else (model.get_base_model())
     )
+
+
+def needs_synced_forwards(model: Any, synced_gpus: bool | None) -> bool:
+    """Whether all processes must run the same number of forward passes: what `generate` makes of its `synced_gpus`."""
+    if synced_gpus is not None:
+        return bool(synced_gpus)
+    kwargs: dict[str, Any] = {}
+    found = undecorated_model(model)._extract_generation_mode_kwargs(None, kwargs, None, None, None)
+    return bool(found["synced_gpus"])
+
+
+def user_set(generation_config: GenerationConfig, name: str, model: Any) -> Any:
+    """An option of a prepared `generation_config` that neither the checkpoint nor a global default put there, else None."""
+    value = getattr(generation_config, name, None)
+    defaults = generation_config._get_default_generation_params()
+    return None if value in (defaults.get(name), getattr(model.generation_config, name, None)) else value
 
 
 def forward_parameters(model: Any) -> frozenset[str]:

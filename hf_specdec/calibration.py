@@ -202,13 +202,13 @@ def _logits(model: Any, lm: PrefixLM, prefix: Tensor, num_positions: int) -> Ten
 
 
 def _statistics(rule: EASD, target_logits: Tensor, draft_logits: Tensor) -> _Positions:
-    measure = {"kind": rule.entropy_kind, "top_k": rule.entropy_top_k, "base": rule.entropy_base}
+    kind, top_k, base = rule.entropy_kind, rule.entropy_top_k, rule.entropy_base
     candidates = torch.full(target_logits.shape[:-1], target_logits.shape[-1], device=target_logits.device)
     # The rule itself, with thresholds that every entropy exceeds, says where its other conditions hold.
     unbounded = replace(rule, target_entropy_threshold=-math.inf, draft_entropy_threshold=-math.inf)
     values = (
-        entropy(target_logits, **measure),
-        entropy(draft_logits, **measure),
+        entropy(target_logits, kind, top_k, base),
+        entropy(draft_logits, kind, top_k, base),
         top_overlap(target_logits, draft_logits, rule.top_n),
         unbounded.fires(target_logits, draft_logits, candidates),
         target_logits.argmax(-1) == draft_logits.argmax(-1),

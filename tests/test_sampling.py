@@ -100,6 +100,7 @@ def texts_of(assistant, *, num_texts=NUM_TEXTS, **options):
     config |= {name: options.pop(name) for name in ("drafting", "length", "batching") if name in options}
     out = target().generate(
         torch.tensor([PROMPT]),
+        attention_mask=torch.ones(1, len(PROMPT)),  # token 0 is no padding here
         assistant_model=assistant,
         speculative_config=SpeculativeConfig(**config),
         do_sample=True,

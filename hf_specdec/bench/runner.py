@@ -14,7 +14,6 @@ import torch
 from transformers import StoppingCriteria, StoppingCriteriaList
 
 from hf_specdec.bench.arms import Arm
-from hf_specdec.bench.prompts import encode
 from hf_specdec.errors import InvalidConfigError
 from hf_specdec.stats import SpeculativeStats
 
@@ -72,20 +71,18 @@ class Benchmark:
     Args:
         target, assistant (`PreTrainedModel`): The models; the assistant may be None.
         tokenizer (`PreTrainedTokenizerBase`): Their tokenizer.
-        prompts (`list[str]`): The prompts.
+        prompts (`list[list[int]]`): The token ids of each prompt.
         arms (`list[Arm]`): The arms; `plain` must be among them, for it is what the others are compared with.
         max_new_tokens (`int`): Tokens per prompt; an EOS token ends earlier.
-        chat (`bool`): Whether prompts go through the chat template.
         checkpoint (`Path`, *optional*): Where finished rows are kept, one JSON object a line.
     """
 
     target: Any
     assistant: Any | None
     tokenizer: Any
-    prompts: list[str]
+    prompts: list[list[int]]
     arms: list[Arm]
     max_new_tokens: int = 128
-    chat: bool = True
     checkpoint: Path | None = None
 
     def __post_init__(self) -> None:
@@ -120,7 +117,8 @@ class Benchmark:
 
     def decode(self, arm: Arm, prompt: int) -> Row:
         """One prompt through one arm, greedily."""
-        inputs = encode(self.tokenizer, self.prompts[prompt], chat=self.chat).to(self.target.device)
+        input_ids = torch.tensor([self.prompts[prompt]], device=self.target.device)
+        inputs = {"input_ids": input_ids, "attention_mask": torch.ones_like(input_ids)}
         clock, rounds = _Clock(), []
         options: dict[str, Any] = {"max_new_tokens": self.max_new_tokens, "do_sample": False}
         collected: list[SpeculativeStats] = []
@@ -138,7 +136,7 @@ class Benchmark:
         started = time.perf_counter()
         sequences = self._generate(arm, inputs, options)
         total = time.perf_counter() - started
-        tokens = sequences[0, inputs["input_ids"].shape[1] :].tolist()
+        tokens = sequences[0, input_ids.shape[1] :].tolist()
         if collected:
             stats = collected[0]
             decode_tokens, seconds = len(tokens) - 1, stats.total_seconds - stats.prefill_seconds

@@ -53,7 +53,7 @@ def generate(
     The prompt comes from --prompt, --file or standard input. Decoding is greedy unless --sample is given. Text goes to
     standard output, everything else to standard error.
     """
-    changes = {
+    changes: dict[str, Any] = {
         "drafting": drafting,
         "length": length,
         "entropy_threshold": entropy_threshold,

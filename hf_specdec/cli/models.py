@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from hf_specdec.cli.errors import CommandError
 from hf_specdec.cli.output import spinner
@@ -46,6 +46,7 @@ def load_models(
     dtype: str = "auto",
     device_map: str | None = None,
     quantization: str | None = None,
+    packed: bool | Literal["auto"] = "auto",
 ) -> Models:
     """Loads both models and the tokenizer.
 
@@ -63,6 +64,7 @@ def load_models(
         "dtype": dtype if dtype == "auto" else getattr(torch, dtype),
         "device_map": device_map,
         "quantization": quantization,
+        "packed": packed,
     }
     with quiet():
         tokenizer = _load(f"the tokenizer of {target}", AutoTokenizer.from_pretrained, target)

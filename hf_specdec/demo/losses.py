@@ -5,7 +5,7 @@ training time; cross-entropy at intermediate layers through the shared final nor
 few exits per step, in rotation.
 
 [ours]: a dropped layer is dropped for the whole batch (the paper drops it per sample), which saves
-its computation; the exits rotate over seven depths, two a step, with one flat weight (the paper's
+its computation; the exits rotate over seven depths, one a step, with one flat weight (the paper's
 weights grow with depth); the draft is distilled in the same loop from the detached final logits.
 """
 
@@ -18,7 +18,7 @@ from torch import Tensor
 
 
 EXIT_WEIGHT = 0.4
-EXITS_PER_STEP = 2
+EXITS_PER_STEP = 1
 MAX_LAYER_DROPOUT = 0.1
 DRAFT_HARD_WEIGHT = 0.1
 

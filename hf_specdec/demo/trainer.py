@@ -24,7 +24,7 @@ class Recipe:
     losses stay in fp32.
     """
 
-    steps: int = 4400
+    steps: int = 3200
     seed: int = 0
     batch: int = 8
     length: int = 256

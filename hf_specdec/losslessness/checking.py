@@ -71,7 +71,8 @@ def verify_lossless(
     _check_options(generate_kwargs, batch_size)
     config = load_config(config)
     if assistant_model is None:
-        config = replace(config, drafting=config.drafting_for(has_assistant=False, deterministic=True))
+        config.drafting_for(has_assistant=False, deterministic=True)  # raises where nothing could draft
+        config = replace(config, drafting="ngram")
     config = replace(config, on_drafter_error="raise")
     if isinstance(assistant_model, str | os.PathLike):
         assistant_model = load_model(assistant_model, dtype=model.dtype, device_map={"": model.device})

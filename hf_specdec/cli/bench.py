@@ -1,0 +1,170 @@
+"""`specdec bench`: several ways of decoding the same prompts, side by side."""
+
+from __future__ import annotations
+
+import json
+from datetime import date
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hf_specdec.cli import options as opt
+from hf_specdec.cli.errors import CommandError, reports_errors
+from hf_specdec.cli.models import Models, load_models, quiet
+from hf_specdec.cli.output import note, print_json, progress_bar
+from hf_specdec.cli.texts import encode_prompt, read_texts
+
+
+if TYPE_CHECKING:
+    from hf_specdec.bench import Costs, Row
+
+
+__all__ = ["bench"]
+
+_ARMS = "plain,stock-assistant-5,stock-lookup-5,default,model-5,easd"
+_FIELDS = ("prompt", "question", "problem", "instruction", "text")
+
+
+@reports_errors
+def bench(
+    target: opt.Target,
+    data: Annotated[list[Path], typer.Option("--data", "-d", help="Prompts: .txt or .jsonl; may be repeated.")],
+    assistant: opt.Assistant = None,
+    arms: Annotated[
+        str,
+        typer.Option(
+            "--arms",
+            help="Comma-separated: plain, stock-assistant[-N], stock-lookup-N, stock-early-exit-N, default, model[-N], "
+            "ngram[-N], hybrid[-N], easd[-THRESHOLD], easd-plain.",
+        ),
+    ] = _ARMS,
+    field: Annotated[
+        str | None,
+        typer.Option("--field", help="Field of a .jsonl file; by default prompt, question, problem or text."),
+    ] = None,
+    limit: opt.Limit = None,
+    chat: opt.Chat = None,
+    max_new_tokens: opt.MaxNewTokens = 128,
+    dtype: opt.DType = opt.DTypeName.float32,
+    device_map: opt.DeviceMap = None,
+    quantization: opt.Quantization = None,
+    packed: Annotated[bool, typer.Option("--packed/--no-packed", help="Pack float32 linears on the CPU.")] = True,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Writes OUT.json, OUT.md and OUT.png.")] = Path("results"),
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with an interrupted run of the same command.")
+    ] = False,
+    as_json: opt.Json = False,
+    debug: opt.Debug = False,
+) -> None:
+    """Decode each prompt greedily with every arm, in alternating order, and compare speeds and texts.
+
+    Speeds are those of the decode phase; the prompts' forward passes are not in them. Costs of isolated forward passes are
+    measured in the same run and give the predicted speed-up. Ctrl-C keeps what is done; --resume goes on.
+    """
+    from hf_specdec.bench import Benchmark, measure_costs, parse_arm, summarize, write_report
+
+    chosen = [parse_arm(name.strip()) for name in arms.split(",")]
+    models = load_models(
+        target, assistant, dtype=dtype, device_map=device_map, quantization=quantization, packed=packed and "auto"
+    )
+    settings = {"arms": arms, "limit": limit, "max_new_tokens": max_new_tokens, "data": [path.name for path in data]}
+    summary: dict[str, Any] = {}
+    rows: dict[str, list[Row]] = {}
+    with quiet():
+        costs = measure_costs(models.target, models.assistant)
+        for path in data:
+            name = path.stem.lower()
+            checkpoint = out.with_name(f"{out.name}.{name}.rows.jsonl")
+            _check_resumable(checkpoint, settings, resume)
+            texts = read_texts(path, field or _guess_field(path), limit)
+            prompts = [encode_prompt(models.tokenizer, text, chat) for text in texts]
+            benchmark = Benchmark(
+                models.target, models.assistant, models.tokenizer, prompts, chosen, max_new_tokens, checkpoint
+            )
+            with progress_bar(name) as show:
+                rows[name] = _run(benchmark, show)
+            summary[name] = summarize(rows[name], costs)
+    environment = _environment(models, target, assistant, dtype, packed, costs, settings)
+    paths = write_report(out, summary, rows, environment)
+    if as_json:
+        print_json({"summary": summary, "environment": environment})
+    else:
+        _print(summary)
+        note("Written: " + ", ".join(str(path) for path in paths))
+
+
+def _run(benchmark: Any, show: Any) -> list[Row]:
+    total = len(benchmark.prompts) * len(benchmark.arms)
+    done = [len(benchmark.finished())]
+
+    def progress(row: Row) -> None:
+        done[0] += 1
+        show(done[0], total)
+
+    show(done[0], total)
+    return benchmark.run(progress)
+
+
+def _check_resumable(checkpoint: Path, settings: dict[str, Any], resume: bool) -> None:
+    """An old checkpoint is continued only on request, and only by the same command."""
+    kept = checkpoint.with_suffix(".settings.json")
+    if resume and kept.exists() and json.loads(kept.read_text(encoding="utf-8")) != settings:
+        raise CommandError(
+            f"{checkpoint.name} belongs to a run with other arms, prompts or lengths: run without --resume"
+        )
+    if not resume:
+        checkpoint.unlink(missing_ok=True)
+    checkpoint.parent.mkdir(parents=True, exist_ok=True)
+    kept.write_text(json.dumps(settings), encoding="utf-8")
+
+
+def _guess_field(path: Path) -> str:
+    if path.suffix != ".jsonl":
+        return _FIELDS[0]
+    with path.open(encoding="utf-8") as file:
+        keys = json.loads(file.readline())
+    return next((name for name in _FIELDS if name in keys), _FIELDS[0])
+
+
+def _environment(
+    models: Models,
+    target: str,
+    assistant: str | None,
+    dtype: str,
+    packed: bool,
+    costs: Costs,
+    settings: dict[str, Any],
+) -> dict[str, Any]:
+    import torch
+    import transformers
+
+    import hf_specdec
+
+    return {
+        "target": Path(target).name,
+        "assistant": None if assistant is None else Path(assistant).name,
+        "dtype": str(dtype),
+        "device": str(models.target.device),
+        "threads": torch.get_num_threads(),
+        "baseline": "eager, packed linears" if packed else "eager",
+        "decoding": f"greedy, {settings['max_new_tokens']} new tokens at most, EOS on",
+        "prompts": settings["limit"] or "all",
+        "date": date.today().isoformat(),
+        "versions": {
+            "hf_specdec": hf_specdec.__version__,
+            "transformers": transformers.__version__,
+            "torch": torch.__version__,
+        },
+        "costs": costs.to_dict(),
+    }
+
+
+def _print(summary: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.markdown import Markdown
+
+    from hf_specdec.bench.report import table
+
+    for name, arms in summary.items():
+        Console().print(Markdown(f"**{name}**\n\n{table(arms)}"))
