@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, final
@@ -19,9 +20,33 @@ from hf_specdec.lengths import LENGTHS, AdditiveLength, ConstantLength
 from hf_specdec.records import AcceptanceRule, LengthController
 
 
-__all__ = ["CONFIG_NAME", "PRESETS", "BaseConfig", "EASDConfig", "ExactConfig", "SpeculativeConfig", "load_config"]
+__all__ = [
+    "CONFIG_NAME",
+    "PRESETS",
+    "STOCK_OPTIONS",
+    "BaseConfig",
+    "EASDConfig",
+    "ExactConfig",
+    "SpeculativeConfig",
+    "load_config",
+    "with_stock_options",
+]
 
 CONFIG_NAME = "speculative_config.json"
+
+# Options of transformers' own assisted decoding; each contradicts a speculative_config.
+STOCK_OPTIONS = (
+    "assistant_confidence_threshold",
+    "assistant_early_exit",
+    "assistant_ensemble_weight",
+    "assistant_lookbehind",
+    "max_matching_ngram_size",
+    "num_assistant_tokens_schedule",
+    "prompt_lookup_num_tokens",
+    "speculation_type",
+    "target_lookbehind",
+    "use_mtp",
+)
 
 _PARTS: dict[str, Any] = {**ACCEPTANCE, **LENGTHS}
 _CHOICES = {
@@ -64,8 +89,9 @@ class BaseConfig(ABC):
             raise InvalidConfigError(f'length must be an integer, "auto" or a length controller, got {self.length!r}')
         if isinstance(self.length, bool | float):
             raise InvalidConfigError(f"length must be an integer, got {self.length!r}")
-        self.rule  # noqa: B018 - building the rule validates the method's own options before any model runs
-        self.controller(deterministic=True)
+        # Building the parts validates the method's own options before any model runs.
+        _check_part("a length controller", self.controller(deterministic=True), "start")
+        _check_part("an acceptance rule", self.rule, "acceptance", "replacement", "count")
 
     @property
     @abstractmethod
@@ -246,18 +272,50 @@ PRESETS: MappingProxyType[str, type[BaseConfig]] = MappingProxyType(
 )
 
 
-def load_config(config: BaseConfig | str | Path) -> BaseConfig:
-    """A config from a config, a preset's name, or the path or Hub id of a saved one."""
+def load_config(config: BaseConfig | Mapping[str, Any] | str | Path) -> BaseConfig:
+    """A config from a config, its dictionary, a preset's name, or the path or Hub id of a saved one."""
     if isinstance(config, BaseConfig):
         return config
+    if isinstance(config, Mapping):  # what a saved generation_config.json holds
+        return BaseConfig.from_dict({"preset": SpeculativeConfig.__name__, **config})
     if isinstance(config, str) and config in PRESETS:
         return PRESETS[config]()
     if isinstance(config, str | Path):
         return BaseConfig.from_pretrained(config)
     raise InvalidConfigError(
-        f"speculative_config must be a config object, one of {', '.join(sorted(PRESETS))}, or the path or Hub id of a saved "
-        f"one; got {type(config).__name__}"
+        f"speculative_config must be a config object, its dictionary, one of {', '.join(sorted(PRESETS))}, or the path or Hub "
+        f"id of a saved one; got {type(config).__name__}"
     )
+
+
+def with_stock_options(config: BaseConfig, given: Mapping[str, Any], default_length: int | None = None) -> BaseConfig:
+    """Honours `num_assistant_tokens`, and refuses the other options of transformers' own assisted decoding.
+
+    Args:
+        config ([`BaseConfig`]): What the user asked for.
+        given (`Mapping`): Options of `generate` that the user set; None counts as unset.
+        default_length (`int`, *optional*): The checkpoint's own `num_assistant_tokens`, which gives way to `config.length`.
+    """
+    for name in STOCK_OPTIONS:
+        if given.get(name) is not None:
+            raise InvalidConfigError(
+                f"{name} belongs to transformers' own assisted decoding and contradicts speculative_config. Say it there: "
+                "drafting=..., length=..., acceptance=..."
+            )
+    number = given.get("num_assistant_tokens")
+    if config.length == "auto":
+        number = default_length if number is None else number
+        return config if number is None else replace(config, length=number)
+    if number is None or config.length in (number, ConstantLength(number)):
+        return config
+    raise InvalidConfigError(
+        f"num_assistant_tokens={number} and speculative_config.length={config.length} contradict each other: pass one"
+    )
+
+
+def _check_part(role: str, part: Any, *methods: str) -> None:
+    if isinstance(part, type) or not all(callable(getattr(part, name, None)) for name in methods):
+        raise InvalidConfigError(f"{part!r} is not {role}: it needs the methods {', '.join(methods)}")
 
 
 def _to_plain(value: Any) -> Any:

@@ -10,7 +10,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers import (
+    DynamicCache,
+    GenerationConfig,
+    LogitsProcessorList,
+    MaxTimeCriteria,
+    PreTrainedModel,
+    StoppingCriteriaList,
+)
 from transformers.generation.configuration_utils import GenerationMode
 
 from hf_specdec._compat import CACHE_KEY, OWN_GENERATE_CLASSES, cache_argument, undecorated_model
@@ -80,28 +87,26 @@ class SpeculativeDecoder:
         _check_mode(generation_config, model_kwargs)
         stats = SpeculativeStats()
         make_drafter = self._drafter_factory(model, generation_config, stats)
-        outputs = model._prefill(input_ids, generation_config, model_kwargs)
+        texts = _sequences(input_ids, stopping_criteria, generation_config)
+        lockstep = self._lockstep(texts, logits_processor, cache_argument(model_kwargs), generation_config)
+        outputs = _read_prompt(model, input_ids, generation_config, model_kwargs)
         cache = outputs[CACHE_KEY]
-        check_croppable(cache, model)
-        cache.activate_past_recording()
         stats.prefill_seconds = time.perf_counter() - started
 
-        texts = _sequences(input_ids, stopping_criteria, generation_config)
         target = _target(model, cache, texts, model_kwargs)
-        steps = _step_outputs(generation_config, cache)
-        run = self._run(model, target, texts, outputs, logits_processor, generation_config, steps)
-        run.drafter = make_drafter(run)
-        self.stream.skip(texts.prompt_columns)
         keeps_cache = bool(generation_config.return_dict_in_generate or getattr(cache, "_is_user_defined", False))
         try:
+            steps = _step_outputs(generation_config, cache)
+            run = self._run(model, target, texts, outputs, logits_processor, generation_config, steps, lockstep)
+            run.drafter = make_drafter(run)
+            self.stream.skip(texts.prompt_columns)
             for round_ in speculate(run, outputs):
                 stats.add(round_)
                 self.stream.show(texts.tokens, int(texts.lengths.max()))
                 if self.round_callback is not None:
                     self.round_callback(round_)
             sequences = texts.finish()
-            if keeps_cache:
-                target.settle(texts.tokens, texts.lengths - 1)
+            _settle(run, keeps_cache)
         except BaseException:
             if keeps_cache:
                 target.abandon(texts.lengths - 1)
@@ -123,14 +128,12 @@ class SpeculativeDecoder:
         processors: LogitsProcessorList,
         generation_config: GenerationConfig,
         steps: StepOutputs | None,
+        lockstep: bool,
     ) -> Run:
         wanted = generation_config.return_dict_in_generate
         record = Record(
             keeps_scores=bool(wanted and generation_config.output_scores),
             keeps_logits=bool(wanted and generation_config.output_logits),
-        )
-        whole_batch = (
-            record.keeps_scores or record.keeps_logits or steps is not None or self.stream.streamer is not None
         )
         rule, do_sample = self.config.rule, bool(generation_config.do_sample)
         peer = partial(model._has_unfinished_sequences, synced_gpus=self.synced_gpus, device=texts.device)
@@ -145,7 +148,7 @@ class SpeculativeDecoder:
             max_length=_max_length(model, texts, generation_config),
             vocab_size=outputs.logits.shape[-1],
             streams=RandomStreams(texts.batch_size) if do_sample else None,
-            lockstep=self._lockstep(texts, processors, target.cache, whole_batch),
+            lockstep=lockstep,
             prompt_mask=target.visible_prompt_mask,
             on_drafter_error=self.config.on_drafter_error,
             record=record,
@@ -153,16 +156,22 @@ class SpeculativeDecoder:
             goes_on=(lambda unfinished: peer(not unfinished)) if self.synced_gpus else None,
         )
 
-    def _lockstep(self, texts: Sequences, processors: LogitsProcessorList, cache: Any, whole_batch: bool) -> bool:
+    def _lockstep(
+        self, texts: Sequences, processors: LogitsProcessorList, cache: Any, generation_config: GenerationConfig
+    ) -> bool:
         """Whether all rows must advance together; see [`BaseConfig`]."""
+        outputs = ("output_scores", "output_logits", "output_hidden_states", "output_attentions")
+        recorded = generation_config.return_dict_in_generate and any(getattr(generation_config, name) for name in outputs)
         reasons = []
         if not are_row_independent(processors, texts.criteria):
             reasons.append("a logits processor or stopping criterion is not known to treat rows independently")
         if texts.batch_size > 1:
-            if whole_batch:
+            if recorded or self.stream.streamer is not None:
                 reasons.append("a streamer or per-token outputs show the whole batch at each step")
             if not can_realign(cache):
                 reasons.append(f"{type(cache).__name__} cannot give up different numbers of entries per row")
+            if any(isinstance(each, MaxTimeCriteria) for each in texts.criteria):
+                reasons.append("max_time stops all rows at the same step")
             if not texts.rows_stop_alone:
                 reasons.append("without an EOS token, finished rows go on until all have stopped")
         if self.config.batching == "ragged" and reasons and texts.batch_size > 1:
@@ -302,6 +311,34 @@ def _check_mode(generation_config: GenerationConfig, model_kwargs: dict[str, Any
         )
     if not model_kwargs.get("use_cache", True) or cache_argument(model_kwargs) is None:
         raise UnsupportedModelError("speculative decoding needs the KV cache: call generate with use_cache=True")
+
+
+def _read_prompt(
+    model: PreTrainedModel, input_ids: Tensor, generation_config: GenerationConfig, model_kwargs: dict[str, Any]
+) -> Any:
+    """The prompt's forward pass. A cache that cannot be cropped is refused and left as it was."""
+    cache = cache_argument(model_kwargs)
+    in_use = int(cache.get_seq_length()) > 0
+    if in_use or type(cache) is not DynamicCache:
+        check_croppable(cache, model)
+    outputs = model._prefill(input_ids, generation_config, model_kwargs)
+    try:
+        check_croppable(outputs[CACHE_KEY], model)  # recurrent layers know it only once they hold something
+    except UnsupportedModelError:
+        if not in_use:
+            cache.reset()
+        raise
+    return outputs
+
+
+def _settle(run: Run, keeps_cache: bool) -> None:
+    """Leaves the cache as plain decoding does. Where processes run in step, all of them run the extra forward pass."""
+    tokens, lengths = run.sequences.tokens, run.sequences.lengths - 1
+    lacking = keeps_cache and run.target.lacks(tokens, lengths)
+    if run.goes_on is not None and run.goes_on(lacking) and not lacking:
+        run.target.idle()
+    if keeps_cache:
+        run.target.settle(tokens, lengths)
 
 
 def _sequences(input_ids: Tensor, criteria: StoppingCriteriaList, generation_config: GenerationConfig) -> Sequences:

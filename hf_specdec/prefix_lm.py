@@ -20,7 +20,7 @@ from hf_specdec._compat import CACHE_KEY, forward_parameters, undecorated_model
 from hf_specdec.errors import UnsupportedModelError
 
 
-__all__ = ["PrefixLM", "can_realign", "check_croppable", "forget_recording"]
+__all__ = ["PrefixLM", "can_realign", "check_croppable"]
 
 _DROPPED = "entries were asked for that a sliding window has already dropped"
 
@@ -41,12 +41,19 @@ def can_realign(cache: Cache) -> bool:
     return all(type(layer) in plain or not hasattr(layer, "keys") for layer in cache.layers)
 
 
-def forget_recording(cache: Cache) -> None:
+def _start_recording(cache: Cache) -> list[bool]:
+    """Lets sliding layers keep what a rejection may bring back; returns which of them did so before."""
+    recorded = [bool(getattr(layer, "record_past", False)) for layer in cache.layers]
+    cache.activate_past_recording()
+    return recorded
+
+
+def _stop_recording(cache: Cache, recorded: list[bool]) -> None:
     """Shrinks sliding layers to their window and leaves the cache as plain decoding leaves it."""
     cache.crop(0)
-    for layer in cache.layers:
+    for layer, before in zip(cache.layers, recorded, strict=True):
         if hasattr(layer, "record_past"):
-            layer.record_past = False
+            layer.record_past = before
 
 
 class PrefixLM:
@@ -56,7 +63,8 @@ class PrefixLM:
         model (`PreTrainedModel`): A causal LM, possibly wrapped by PEFT.
         pad_token_id (`int`): Filler fed where a row has fewer new tokens than another.
         prompt_mask (`torch.LongTensor` of shape `(batch, prompt_columns)`, *optional*): 0 where the prompt is padding.
-        cache (`Cache`, *optional*): A cache that already holds `held` columns of every row; a new one otherwise.
+        cache (`Cache`, *optional*): A cache that already holds `held` columns of every row; a new one otherwise. It
+            records its past until [`~PrefixLM.settle`] or [`~PrefixLM.abandon`].
         held (`torch.LongTensor` of shape `(batch, columns)`, *optional*): The token ids in that cache.
         hidden_columns (`int`): Cache columns before those of `held`, whose tokens nobody knows (continued caches, embedded
             prompts). They count in `prompt_mask`.
@@ -92,6 +100,7 @@ class PrefixLM:
         self._prompt_columns = hidden_columns + self._held.shape[1]
         self._num_held = torch.full((self._held.shape[0],), self._held.shape[1])
         self._num_known = self._num_held.clone()
+        self._recorded = [] if cache is None else _start_recording(cache)
 
     def score(self, tokens: Tensor, lengths: Tensor, last: Tensor) -> Tensor:
         """The logits of [`~PrefixLM.run`]."""
@@ -114,6 +123,10 @@ class PrefixLM:
         self._keep(kept)
         return self._feed(tokens, lengths, kept, last)
 
+    def lacks(self, tokens: Tensor, lengths: Tensor) -> bool:
+        """Whether [`~PrefixLM.settle`] needs a forward pass."""
+        return bool((self._common_prefix(tokens, lengths) < lengths).any())
+
     def settle(self, tokens: Tensor, lengths: Tensor) -> None:
         """Makes the cache hold exactly these prefixes, as plain decoding would leave it."""
         missing = self._common_prefix(tokens, lengths) < lengths
@@ -121,7 +134,7 @@ class PrefixLM:
             self.run(tokens, lengths, missing.long())
         self._keep(lengths)
         self._num_held = lengths.clone()
-        forget_recording(self._cache)
+        _stop_recording(self._cache, self._recorded)
 
     def extend(self, new_tokens: Tensor) -> Tensor:
         """Appends one token to every row's known prefix and returns the next logits, `(batch, vocab)`."""
@@ -146,7 +159,7 @@ class PrefixLM:
             excess = int(layer.get_seq_length()) - shortest if hasattr(layer, "get_seq_length") else 0
             if excess > 0:
                 layer.crop(-excess)
-        forget_recording(self._cache)
+        _stop_recording(self._cache, self._recorded)
 
     def idle(self) -> None:
         """A forward pass whose result nobody reads, for processes that wait for others."""
@@ -196,7 +209,7 @@ class PrefixLM:
         self.num_forwards += 1
         if first:
             check_croppable(self._cache, self.model)
-            self._cache.activate_past_recording()
+            self._recorded = _start_recording(self._cache)
         return outputs
 
     @property

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
-from transformers import MaxLengthCriteria, MaxTimeCriteria, StoppingCriteriaList
+from transformers import MaxLengthCriteria, StoppingCriteriaList
 
 from hf_specdec.records import Draft
 
@@ -43,10 +43,8 @@ class Sequences:
     @property
     def rows_stop_alone(self) -> bool:
         """Whether a finished row's text is settled at once. Without padding it goes on until all rows have stopped, unless
-        nothing but the common length or time stops them."""
-        return self.pads_finished_rows or all(
-            isinstance(each, MaxLengthCriteria | MaxTimeCriteria) for each in self.criteria
-        )
+        nothing but the common length stops them."""
+        return self.pads_finished_rows or all(isinstance(each, MaxLengthCriteria) for each in self.criteria)
 
     @property
     def active(self) -> Tensor:

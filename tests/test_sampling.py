@@ -174,9 +174,9 @@ class Misled(DrafterBase):
 
 @pytest.mark.parametrize("bug", ["unprocessed law", "argmax drafts, soft law", "law of the position before"])
 def test_a_wrong_draft_law_is_caught(bug):
-    """The same check, at temperature 2. Libraries have shipped the first two bugs."""
-    sequences = texts_of(lambda settings: Misled(settings, bug), temperature=2.0, num_texts=2000)
-    assert Fit.of(sequences, joint_law(temperature=2.0)).p_value < 1e-8
+    """The same check, at temperature 0.5. Libraries have shipped the first two bugs."""
+    sequences = texts_of(lambda settings: Misled(settings, bug), temperature=0.5, num_texts=2000)
+    assert Fit.of(sequences, joint_law(temperature=0.5)).p_value < 1e-7
 
 
 @pytest.mark.parametrize("bug", ["correction from p", "acceptance of nine in ten"])

@@ -1,0 +1,77 @@
+"""The cost model and the figures drawn from it."""
+
+import dataclasses
+
+import pytest
+
+from hf_specdec.bench import Costs, Row, measure_costs, parse_arm, summarize
+from hf_specdec.bench.summary import predicted_speedup
+from hf_specdec.errors import InvalidConfigError
+from tests.toys import noisy_copy, tiny_llama
+
+
+COSTS = Costs({1: 1.0, 2: 1.1, 3: 1.2, 4: 1.4}, draft_step=0.25, prefix_length=8)
+
+
+def row(arm, tokens, seconds, rounds=(), **stats):
+    known = {"num_verified_tokens": 4, "num_accepted_tokens": 3, "accepted_at_position": [2, 1], "lossless": True}
+    stats = {**known, "events": {}, **stats} if rounds else {}
+    return Row(arm, 0, tokens, "", len(tokens), seconds, seconds, list(rounds), stats)
+
+
+def test_costs_in_plain_steps():
+    assert COSTS.c == 0.25
+    assert COSTS.v(0) == 1.0
+    assert COSTS.v(3) == 1.4
+    assert COSTS.pass_seconds(6) == pytest.approx(1.8)  # the last slope goes on
+
+
+def test_prediction_for_a_constant_length_is_the_textbook_formula():
+    plain, ours = row("plain", [1] * 8, 8.0), row("model", [1] * 8, 5.0, [[3, 4, "model"], [3, 4, "model"]])
+    expected = 4 / (3 * COSTS.c + COSTS.v(3))  # tau / (g c + v(g))
+    assert predicted_speedup([ours], {0: plain}, COSTS) == pytest.approx(expected)
+
+
+def test_ngram_drafts_cost_nothing():
+    plain, ours = row("plain", [1] * 4, 4.0), row("ngram", [1] * 4, 2.0, [[3, 4, "ngram"]])
+    assert predicted_speedup([ours], {0: plain}, COSTS) == pytest.approx(4 / 1.4)
+
+
+def test_summary_figures_by_hand():
+    rows = [row("plain", [1, 2, 3, 4], 4.0), row("model", [1, 2, 3, 4], 2.0, [[3, 3, "model"], [1, 1, "model"]])]
+    figures = summarize(rows, COSTS)
+    assert figures["plain"] == {
+        "num_prompts": 1, "num_tokens": 4, "tokens_per_second": 1.0, "speedup": 1.0, "text_equal": 1.0
+    }  # fmt: skip
+    ours = figures["model"]
+    assert (ours["speedup"], ours["tokens_per_round"], ours["acceptance_rate"]) == (2.0, 2.0, 0.75)
+    assert ours["accepted_at_position"] == [1.0, 0.5]
+    assert ours["loop_efficiency"] == pytest.approx(2.0 / ours["predicted_speedup"])
+
+
+def test_different_tokens_are_seen():
+    rows = [row("plain", [1, 2, 3], 3.0), dataclasses.replace(row("plain", [1, 2, 4], 3.0), arm="other")]
+    assert summarize(rows, None)["other"]["text_equal"] == 0.0
+
+
+def test_measuring_gives_every_width():
+    model = tiny_llama()
+    costs = measure_costs(model, noisy_copy(model), prefix_length=16, widest=3, repeats=2)
+    assert sorted(costs.target) == [1, 2, 3]
+    assert all(seconds > 0 for seconds in costs.target.values())
+    assert costs.draft_step > 0
+    assert measure_costs(model, None, prefix_length=8, widest=2, repeats=1).c is None
+
+
+@pytest.mark.parametrize("name", ["", "model-", "plain-3", "stock-early-exit", "easd-x"])
+def test_unknown_arms_are_refused(name):
+    with pytest.raises(InvalidConfigError, match="known"):
+        parse_arm(name)
+
+
+def test_arms_mean_what_they_say():
+    assert parse_arm("plain").is_plain
+    assert parse_arm("model-7").config.length == 7
+    assert parse_arm("easd-1.5").config.entropy_threshold == 1.5
+    assert parse_arm("stock-assistant-5").stock == {"assistant_model": True, "num_assistant_tokens": 5}
+    assert not parse_arm("ngram-4").needs_draft

@@ -1,0 +1,93 @@
+"""`specdec bench`: its three outputs, resuming, and equal texts."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+
+@pytest.fixture
+def data(tmp_path):
+    path = tmp_path / "tasks.jsonl"
+    rows = [{"question": f"w{i} w{2 * i + 1} w{3 * i + 2} w7 w{i} w{2 * i + 1}"} for i in range(1, 5)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def options_for(pair, data, out, *more):
+    return ["bench", *pair.options, "--data", data, "--max-new-tokens", "12", "--out", out, *more]
+
+
+def test_the_outputs_agree_and_exact_texts_are_plain(pair, data, tmp_path, run_json):
+    arms = "plain,stock-assistant-3,stock-lookup-3,default,model-3,ngram,easd"
+    printed = run_json(*options_for(pair, data, tmp_path / "r" / "result", "--arms", arms))
+    saved = json.loads((tmp_path / "r" / "result.json").read_text())
+    assert saved["summary"] == printed["summary"]
+    figures = saved["summary"]["tasks"]
+    assert list(figures) == ["plain", "default", "easd", "model-3", "ngram", "stock-assistant-3", "stock-lookup-3"]
+    assert all(figures[name]["text_equal"] == 1.0 for name in figures if name != "easd")
+    assert figures["plain"]["speedup"] == 1.0
+    assert figures["model-3"]["tokens_per_round"] > 1.0
+    assert figures["model-3"]["lossless"]
+    assert not figures["easd"]["lossless"]
+    assert figures["model-3"]["predicted_speedup"] > 0
+    assert (tmp_path / "r" / "result.png").read_bytes().startswith(b"\x89PNG")
+    table = (tmp_path / "r" / "result.md").read_text()
+    assert "| stock-lookup-3 |" in table
+    assert str(tmp_path) not in table + json.dumps(saved["environment"])
+
+
+def test_round_counts_match_the_tokens(pair, data, tmp_path, run_json):
+    run_json(*options_for(pair, data, tmp_path / "result", "--arms", "plain,model-3", "--limit", "2"))
+    rows = json.loads((tmp_path / "result.json").read_text())["rows"]
+    ours = [row for row in rows if row["arm"] == "model-3"]
+    assert len(rows) == 4
+    for row in ours:
+        assert sum(emitted for _, emitted, _ in row["rounds"]) == len(row["tokens"]) - 1 == row["decode_tokens"]
+
+
+def test_a_killed_run_resumes_to_the_same_texts_and_counts(pair, data, tmp_path, run_json):
+    arms = ["--arms", "plain,model-3,ngram"]
+    run_json(*options_for(pair, data, tmp_path / "whole", *arms))
+    out = tmp_path / "killed"
+    command = [sys.executable, "-m", "hf_specdec.cli", *map(str, options_for(pair, data, out, *arms))]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=os.environ)
+    rows = tmp_path / "killed.tasks.rows.jsonl"
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and (not rows.exists() or rows.read_text().count("\n") < 2):
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert 2 <= rows.read_text().count("\n") <= 12
+    rows.write_text(rows.read_text() + '{"arm": "plain", "pro')  # cut off in the middle of a line
+    run_json(*options_for(pair, data, out, "--resume", *arms))
+
+    def texts(name):
+        return [
+            (row["arm"], row["prompt"], row["tokens"], row["rounds"])
+            for row in json.loads((tmp_path / f"{name}.json").read_text())["rows"]
+        ]
+
+    assert texts("killed") == texts("whole")
+
+
+def test_resuming_another_run_is_refused(pair, data, tmp_path, run):
+    run(*options_for(pair, data, tmp_path / "result", "--arms", "plain,ngram", "--limit", "1"))
+    again = options_for(pair, data, tmp_path / "result", "--arms", "plain,model-2", "--limit", "1", "--resume")
+    assert "other arms" in run(*again, code=2).stderr
+
+
+@pytest.mark.parametrize(
+    ("arms", "message"), [("model-3", "plain"), ("plain,nonsense", "known"), ("plain,stock-lookup", "known")]
+)
+def test_wrong_arms_are_explained(pair, data, tmp_path, run, arms, message):
+    assert message in run(*options_for(pair, data, tmp_path / "result", "--arms", arms), code=2).stderr
+
+
+def test_an_arm_that_drafts_needs_a_draft_model(pair, data, tmp_path, run):
+    command = ["bench", "--target", pair.target, "--data", data, "--out", tmp_path / "r", "--arms", "plain,model-3"]
+    assert "need a draft model" in run(*command, code=2).stderr
