@@ -12,6 +12,7 @@ from transformers.generation import logits_process, stopping_criteria
 
 __all__ = [
     "CACHE_KEY",
+    "DELEGATING_CLASSES",
     "OWN_GENERATE_CLASSES",
     "POSITION_FREE_PROCESSORS",
     "ROW_INDEPENDENT_CRITERIA",
@@ -75,35 +76,32 @@ ROW_INDEPENDENT_CRITERIA = _existing(
     stopping_criteria, ("EosTokenCriteria", "MaxLengthCriteria", "MaxTimeCriteria", "StopStringCriteria")
 )
 
-# Classes that bring a `generate` of their own whose decoding is not the ordinary loop over one causal LM.
+# Classes that bring a `generate` of their own which is not the ordinary loop over one causal LM: refused by name.
 OWN_GENERATE_CLASSES = frozenset(
-    {
-        "BarkCausalModel",
-        "BarkCoarseModel",
-        "BarkFineModel",
-        "BarkModel",
-        "BarkSemanticModel",
-        "BlipForConditionalGeneration",
-        "BlipForQuestionAnswering",
-        "ClvpModelForConditionalGeneration",
-        "CsmForConditionalGeneration",
-        "DiaForConditionalGeneration",
-        "DiffusionGemmaForBlockDiffusion",
-        "JanusForConditionalGeneration",
-        "KyutaiSpeechToTextForConditionalGeneration",
-        "MoshiForConditionalGeneration",
-        "MusicgenForCausalLM",
-        "MusicgenForConditionalGeneration",
-        "MusicgenMelodyForCausalLM",
-        "MusicgenMelodyForConditionalGeneration",
-        "PocketTtsForConditionalGeneration",
-        "Qwen2_5OmniForConditionalGeneration",
-        "Qwen3OmniMoeForConditionalGeneration",
-        "RagSequenceForGeneration",
-        "RagTokenForGeneration",
-        "SpeechT5ForSpeechToText",
-        "WhisperForConditionalGeneration",
-    }
+    """
+    BarkCoarseModel BarkModel BarkSemanticModel
+    BlipForConditionalGeneration BlipForQuestionAnswering ClvpModelForConditionalGeneration
+    CsmForConditionalGeneration DiaForConditionalGeneration GradiumPhononTTSForConditionalGeneration
+    GraniteSpeech5ForCTC JanusForConditionalGeneration KyutaiSpeechToTextForConditionalGeneration
+    LasrForCTC MoshiForConditionalGeneration MusicgenForCausalLM
+    MusicgenForConditionalGeneration MusicgenMelodyForCausalLM MusicgenMelodyForConditionalGeneration
+    Nemotron3_5AsrForRNNT Nemotron3_5TranscribeForConditionalGeneration NemotronAsrStreamingForRNNT
+    OmniASRForCTC ParakeetForCTC ParakeetForRNNT
+    ParakeetForTDT PocketTTSForConditionalGeneration Pop2PianoForConditionalGeneration
+    Qwen2_5OmniForConditionalGeneration Qwen3OmniMoeForConditionalGeneration RagTokenForGeneration
+    SeamlessM4TForSpeechToSpeech SeamlessM4TForSpeechToText SeamlessM4TForTextToSpeech
+    SeamlessM4TForTextToText SeamlessM4TModel SeamlessM4Tv2ForSpeechToSpeech
+    SeamlessM4Tv2ForSpeechToText SeamlessM4Tv2ForTextToSpeech SeamlessM4Tv2ForTextToText
+    SeamlessM4Tv2Model WhisperForConditionalGeneration
+    """.split()
+)
+
+# Classes whose own `generate` only prepares inputs and then calls the ordinary one, of itself or of its language model.
+DELEGATING_CLASSES = frozenset(
+    """
+    Blip2ForConditionalGeneration GraniteSpeechForConditionalGeneration GraniteSpeechPlusForConditionalGeneration
+    InstructBlipForConditionalGeneration InstructBlipVideoForConditionalGeneration Kosmos2ForConditionalGeneration
+    """.split()
 )
 
 

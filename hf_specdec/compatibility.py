@@ -1,4 +1,4 @@
-"""How a draft model is fitted to its target: padded vocabularies, and tokenizers as far as they are known."""
+"""Which models can take part, and how a draft model is fitted to its target: vocabularies and tokenizers."""
 
 from __future__ import annotations
 
@@ -10,13 +10,30 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from hf_specdec._compat import undecorated_model
-from hf_specdec.errors import IncompatibleDraftError
+from hf_specdec._compat import OWN_GENERATE_CLASSES, undecorated_model
+from hf_specdec.errors import IncompatibleDraftError, UnsupportedModelError
 
 
-__all__ = ["check_tokenizers", "fit_vocabulary"]
+__all__ = ["check_model", "check_tokenizers", "fit_vocabulary"]
 
 logger = logging.getLogger(__name__)
+
+
+def check_model(model: Any) -> None:
+    """Raises an [`UnsupportedModelError`] that names the class if it cannot be decoded speculatively."""
+    name = type(model).__name__
+    if name in OWN_GENERATE_CLASSES:
+        raise UnsupportedModelError(
+            f"{name} brings its own `generate`, which is not the loop over one causal LM that hf_specdec speeds up. Call it "
+            "without `speculative_config`."
+        )
+    if getattr(model.config, "is_encoder_decoder", False):
+        raise UnsupportedModelError(f"{name} is an encoder-decoder; hf_specdec decodes decoder-only models.")
+    if getattr(model, "_is_stateful", False):
+        raise UnsupportedModelError(
+            f"{name} keeps a recurrent state from which rejected drafts cannot be taken back. Call it without "
+            "`speculative_config`."
+        )
 
 
 def fit_vocabulary(logits: Tensor, vocab_size: int) -> Tensor:

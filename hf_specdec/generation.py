@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import (
-    DynamicCache,
     GenerationConfig,
     LogitsProcessorList,
     MaxTimeCriteria,
@@ -20,15 +19,15 @@ from transformers import (
 )
 from transformers.generation.configuration_utils import GenerationMode
 
-from hf_specdec._compat import CACHE_KEY, OWN_GENERATE_CLASSES, cache_argument, undecorated_model
-from hf_specdec.compatibility import check_tokenizers
+from hf_specdec._compat import CACHE_KEY, cache_argument, undecorated_model
+from hf_specdec.compatibility import check_model, check_tokenizers
 from hf_specdec.configs import BaseConfig, load_config
 from hf_specdec.drafters import AssistantDrafter, DrafterBase, DraftSettings, HybridDrafter, PromptLookupDrafter
 from hf_specdec.errors import InvalidConfigError, UnsupportedModelError
 from hf_specdec.loading import load_model
 from hf_specdec.loop import Record, Run, speculate
 from hf_specdec.outputs import SpeculativeDecoderOnlyOutput, StepOutputs, TokenStream
-from hf_specdec.prefix_lm import PrefixLM, can_realign, check_croppable
+from hf_specdec.prefix_lm import PrefixLM, can_realign, read_prompt
 from hf_specdec.records import Round
 from hf_specdec.sequences import Sequences
 from hf_specdec.stats import SpeculativeStats
@@ -36,7 +35,7 @@ from hf_specdec.verify import RandomStreams
 from hf_specdec.warping import are_row_independent, only_row_independent
 
 
-__all__ = ["SpeculativeDecoder", "check_model", "generate"]
+__all__ = ["SpeculativeDecoder", "generate"]
 
 # What the target's own `prepare_inputs_for_generation` is given anew in every round.
 _REMADE = ("attention_mask", "position_ids", CACHE_KEY, "use_cache", "logits_to_keep", "input_ids", "inputs_embeds")
@@ -89,7 +88,7 @@ class SpeculativeDecoder:
         make_drafter = self._drafter_factory(model, generation_config, stats)
         texts = _sequences(input_ids, stopping_criteria, generation_config)
         lockstep = self._lockstep(texts, logits_processor, cache_argument(model_kwargs), generation_config)
-        outputs = _read_prompt(model, input_ids, generation_config, model_kwargs)
+        outputs = read_prompt(model, input_ids, generation_config, model_kwargs)
         cache = outputs[CACHE_KEY]
         stats.prefill_seconds = time.perf_counter() - started
 
@@ -279,23 +278,6 @@ def generate(
         stream.end()
 
 
-def check_model(model: Any) -> None:
-    """Raises an [`UnsupportedModelError`] that names the class if it cannot be decoded speculatively."""
-    name = type(model).__name__
-    if name in OWN_GENERATE_CLASSES:
-        raise UnsupportedModelError(
-            f"{name} brings its own `generate`, which is not the loop over one causal LM that hf_specdec speeds up. Call it "
-            "without `speculative_config`."
-        )
-    if getattr(model.config, "is_encoder_decoder", False):
-        raise UnsupportedModelError(f"{name} is an encoder-decoder; hf_specdec decodes decoder-only models.")
-    if getattr(model, "_is_stateful", False):
-        raise UnsupportedModelError(
-            f"{name} keeps a recurrent state from which rejected drafts cannot be taken back. Call it without "
-            "`speculative_config`."
-        )
-
-
 def _given_config(given: Any, generation_config: GenerationConfig) -> BaseConfig:
     if given is None:
         given = getattr(generation_config, "speculative_config", None)
@@ -311,24 +293,6 @@ def _check_mode(generation_config: GenerationConfig, model_kwargs: dict[str, Any
         )
     if not model_kwargs.get("use_cache", True) or cache_argument(model_kwargs) is None:
         raise UnsupportedModelError("speculative decoding needs the KV cache: call generate with use_cache=True")
-
-
-def _read_prompt(
-    model: PreTrainedModel, input_ids: Tensor, generation_config: GenerationConfig, model_kwargs: dict[str, Any]
-) -> Any:
-    """The prompt's forward pass. A cache that cannot be cropped is refused and left as it was."""
-    cache = cache_argument(model_kwargs)
-    in_use = int(cache.get_seq_length()) > 0
-    if in_use or type(cache) is not DynamicCache:
-        check_croppable(cache, model)
-    outputs = model._prefill(input_ids, generation_config, model_kwargs)
-    try:
-        check_croppable(outputs[CACHE_KEY], model)  # recurrent layers know it only once they hold something
-    except UnsupportedModelError:
-        if not in_use:
-            cache.reset()
-        raise
-    return outputs
 
 
 def _settle(run: Run, keeps_cache: bool) -> None:

@@ -12,7 +12,8 @@ from transformers.generation.stopping_criteria import StopStringCriteria
 
 from hf_specdec.configs import BaseConfig, load_config
 from hf_specdec.errors import InvalidConfigError
-from hf_specdec.generation import SpeculativeDecoder, check_model
+from hf_specdec.compatibility import check_model
+from hf_specdec.generation import SpeculativeDecoder
 from hf_specdec.generation import generate as generate_callable
 from hf_specdec.lengths import ConstantLength
 from hf_specdec.outputs import TokenStream

@@ -13,14 +13,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache
+from transformers import DynamicCache, GenerationConfig, PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
 
-from hf_specdec._compat import CACHE_KEY, forward_parameters, undecorated_model
+from hf_specdec._compat import CACHE_KEY, cache_argument, forward_parameters, undecorated_model
 from hf_specdec.errors import UnsupportedModelError
 
 
-__all__ = ["PrefixLM", "can_realign", "check_croppable"]
+__all__ = ["PrefixLM", "can_realign", "check_croppable", "read_prompt"]
 
 _DROPPED = "entries were asked for that a sliding window has already dropped"
 
@@ -39,6 +39,24 @@ def can_realign(cache: Cache) -> bool:
     """Whether rows of this cache can give up different numbers of entries (dynamic full and sliding layers only)."""
     plain = (DynamicLayer, DynamicSlidingWindowLayer)
     return all(type(layer) in plain or not hasattr(layer, "keys") for layer in cache.layers)
+
+
+def read_prompt(
+    model: PreTrainedModel, input_ids: Tensor, generation_config: GenerationConfig, model_kwargs: dict[str, Any]
+) -> Any:
+    """The prompt's forward pass. A cache that cannot be cropped is refused and left as it was."""
+    cache = cache_argument(model_kwargs)
+    in_use = int(cache.get_seq_length()) > 0
+    if in_use or type(cache) is not DynamicCache:
+        check_croppable(cache, model)
+    outputs = model._prefill(input_ids, generation_config, model_kwargs)
+    try:
+        check_croppable(outputs[CACHE_KEY], model)  # recurrent layers know it only once they hold something
+    except UnsupportedModelError:
+        if not in_use:
+            cache.reset()
+        raise
+    return outputs
 
 
 def _start_recording(cache: Cache) -> list[bool]:

@@ -39,7 +39,11 @@ def build_config(
         changes["drafting"] = str(drafting)
     if length is not None:
         changes["length"] = _length(length)
-    easd: dict[str, Any] = {"entropy_threshold": entropy_threshold, "overlap_threshold": overlap_threshold, "top_n": top_n}
+    easd: dict[str, Any] = {
+        "entropy_threshold": entropy_threshold,
+        "overlap_threshold": overlap_threshold,
+        "top_n": top_n,
+    }
     given = {option: value for option, value in easd.items() if value is not None}
     if given and not isinstance(config, EASDConfig):
         options = ", ".join(f"--{option.replace('_', '-')}" for option in given)
