@@ -13,7 +13,7 @@ from hf_specdec.errors import (
 )
 from hf_specdec.generation import generate
 from hf_specdec.hook import SpeculativeGenerationMixin, install, uninstall
-from hf_specdec.lengths import AdditiveLength, ConfidenceLength, ConstantLength
+from hf_specdec.lengths import AdditiveLength, ConfidenceLength, ConstantLength, CostTable, GoodputLength
 from hf_specdec.linear import pack_linears
 from hf_specdec.loading import load_model
 from hf_specdec.outputs import SpeculativeDecoderOnlyOutput
@@ -28,12 +28,14 @@ __all__ = [
     "BaseConfig",
     "ConfidenceLength",
     "ConstantLength",
+    "CostTable",
     "DraftSettings",
     "DrafterBase",
     "DrafterError",
     "EASDConfig",
     "EASDLogitsProcessor",
     "ExactConfig",
+    "GoodputLength",
     "IncompatibleDraftError",
     "InvalidConfigError",
     "ScriptedDrafter",

@@ -16,7 +16,7 @@ from huggingface_hub import HfApi, hf_hub_download
 from hf_specdec.acceptance import ACCEPTANCE, EASD, Exact
 from hf_specdec.errors import InvalidConfigError
 from hf_specdec.laws import EntropyKind
-from hf_specdec.lengths import LENGTHS, AdditiveLength, ConstantLength
+from hf_specdec.lengths import LENGTHS, AdditiveLength, ConstantLength, CostTable
 from hf_specdec.records import AcceptanceRule, LengthController
 
 
@@ -48,7 +48,7 @@ STOCK_OPTIONS = (
     "use_mtp",
 )
 
-_PARTS: dict[str, Any] = {**ACCEPTANCE, **LENGTHS}
+_PARTS: dict[str, Any] = {**ACCEPTANCE, **LENGTHS, "cost_table": CostTable}
 _CHOICES = {
     "drafting": ("auto", "model", "ngram", "hybrid"),
     "on_drafter_error": ("continue", "raise"),
@@ -322,7 +322,9 @@ def _to_plain(value: Any) -> Any:
     """Rules and controllers become `{"type": name, ...}`."""
     for name, cls in _PARTS.items():
         if isinstance(value, cls):
-            return {"type": name, **{each.name: getattr(value, each.name) for each in fields(value)}}
+            return {"type": name, **{each.name: _to_plain(getattr(value, each.name)) for each in fields(value)}}
+    if isinstance(value, tuple):
+        return [_to_plain(each) for each in value]
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise InvalidConfigError(
@@ -340,4 +342,4 @@ def _from_plain(value: Any) -> Any:
     known = {each.name for each in fields(cls)}
     if unknown := sorted(set(values) - known):
         raise InvalidConfigError(f"unknown options {unknown} for {cls.__name__}; known: {sorted(known)}")
-    return cls(**values)
+    return cls(**{key: _from_plain(each) for key, each in values.items()})

@@ -19,9 +19,9 @@ from transformers import (
 )
 from transformers.generation.configuration_utils import GenerationMode
 
-from hf_specdec._compat import CACHE_KEY, cache_argument, undecorated_model
+from hf_specdec._compat import CACHE_KEY, cache_argument, needs_synced_forwards, undecorated_model, user_set
 from hf_specdec.compatibility import check_model, check_tokenizers
-from hf_specdec.configs import BaseConfig, load_config
+from hf_specdec.configs import STOCK_OPTIONS, BaseConfig, load_config, with_stock_options
 from hf_specdec.drafters import AssistantDrafter, DrafterBase, DraftSettings, HybridDrafter, PromptLookupDrafter
 from hf_specdec.errors import InvalidConfigError, UnsupportedModelError
 from hf_specdec.loading import load_model
@@ -35,7 +35,7 @@ from hf_specdec.verify import RandomStreams
 from hf_specdec.warping import are_row_independent, only_row_independent
 
 
-__all__ = ["SpeculativeDecoder", "generate"]
+__all__ = ["SpeculativeDecoder", "generate", "require_drafter"]
 
 # What the target's own `prepare_inputs_for_generation` is given anew in every round.
 _REMADE = ("attention_mask", "position_ids", CACHE_KEY, "use_cache", "logits_to_keep", "input_ids", "inputs_embeds")
@@ -160,7 +160,9 @@ class SpeculativeDecoder:
     ) -> bool:
         """Whether all rows must advance together; see [`BaseConfig`]."""
         outputs = ("output_scores", "output_logits", "output_hidden_states", "output_attentions")
-        recorded = generation_config.return_dict_in_generate and any(getattr(generation_config, name) for name in outputs)
+        recorded = generation_config.return_dict_in_generate and any(
+            getattr(generation_config, name) for name in outputs
+        )
         reasons = []
         if not are_row_independent(processors, texts.criteria):
             reasons.append("a logits processor or stopping criterion is not known to treat rows independently")
@@ -229,7 +231,7 @@ def generate(
     logits_processor: LogitsProcessorList,
     stopping_criteria: StoppingCriteriaList,
     generation_config: GenerationConfig,
-    speculative_config: BaseConfig | str | None = None,
+    speculative_config: BaseConfig | dict[str, Any] | str | None = None,
     drafter: Any = None,
     draft_tokenizer: Any = None,
     text_tokenizer: Any = None,
@@ -243,7 +245,7 @@ def generate(
 
     Args:
         model, input_ids, logits_processor, stopping_criteria, generation_config: What `generate` prepared.
-        speculative_config ([`BaseConfig`] or `str`, *optional*): The method; exact by default.
+        speculative_config ([`BaseConfig`], `dict` or `str`, *optional*): The method; exact by default.
         drafter (`PreTrainedModel`, path, Hub id or factory, *optional*): What drafts.
         draft_tokenizer, text_tokenizer (`PreTrainedTokenizerBase`, *optional*): Tokenizers of drafter and target.
         token_streamer (`BaseStreamer`, *optional*): Fed the prompt and then one token per `put`.
@@ -255,14 +257,13 @@ def generate(
     Raises:
         [`InvalidConfigError`]: If nothing says what should draft.
     """
-    config = _given_config(speculative_config, generation_config)
-    if drafter is None and config.drafting != "ngram":
-        raise InvalidConfigError(
-            "custom_generate=hf_specdec.generate got no drafter. Pass drafter=... (transformers withholds assistant_model from "
-            'a callable), or speculative_config=SpeculativeConfig(drafting="ngram")'
-        )
+    given = {name: user_set(generation_config, name, model) for name in (*STOCK_OPTIONS, "num_assistant_tokens")}
+    config = with_stock_options(_given_config(speculative_config, generation_config), given)
+    require_drafter(config, drafter)
     stream = TokenStream(token_streamer)
-    decoder = SpeculativeDecoder(config, drafter, text_tokenizer, draft_tokenizer, stream, stats_callback)
+    decoder = SpeculativeDecoder(
+        config, drafter, text_tokenizer, draft_tokenizer, stream, stats_callback, needs_synced_forwards(model, None)
+    )
     try:
         if token_streamer is not None:
             token_streamer.put(input_ids.cpu())
@@ -276,6 +277,15 @@ def generate(
         )
     finally:
         stream.end()
+
+
+def require_drafter(config: BaseConfig, drafter: Any) -> None:
+    """Raises if `custom_generate=hf_specdec.generate` was not told what should draft."""
+    if drafter is None and config.drafting != "ngram":
+        raise InvalidConfigError(
+            "custom_generate=hf_specdec.generate got no drafter. Pass drafter=... (transformers withholds assistant_model from "
+            'a callable), or speculative_config=SpeculativeConfig(drafting="ngram")'
+        )
 
 
 def _given_config(given: Any, generation_config: GenerationConfig) -> BaseConfig:

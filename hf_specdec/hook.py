@@ -10,32 +10,19 @@ from typing import Any
 from transformers import GenerationConfig, GenerationMixin, StoppingCriteriaList
 from transformers.generation.stopping_criteria import StopStringCriteria
 
-from hf_specdec.configs import BaseConfig, load_config
-from hf_specdec.errors import InvalidConfigError
+from hf_specdec._compat import needs_synced_forwards
 from hf_specdec.compatibility import check_model
-from hf_specdec.generation import SpeculativeDecoder
+from hf_specdec.configs import STOCK_OPTIONS, BaseConfig, load_config, with_stock_options
+from hf_specdec.errors import InvalidConfigError, UnsupportedModelError
+from hf_specdec.generation import SpeculativeDecoder, require_drafter
 from hf_specdec.generation import generate as generate_callable
-from hf_specdec.lengths import ConstantLength
 from hf_specdec.outputs import TokenStream
 
 
 __all__ = ["SpeculativeGenerationMixin", "install", "uninstall"]
 
 _MARK = "_hf_specdec_original"
-
-# Options of transformers' own assisted decoding; each contradicts a speculative_config.
-_STOCK_OPTIONS = (
-    "assistant_confidence_threshold",
-    "assistant_early_exit",
-    "assistant_ensemble_weight",
-    "assistant_lookbehind",
-    "max_matching_ngram_size",
-    "num_assistant_tokens_schedule",
-    "prompt_lookup_num_tokens",
-    "speculation_type",
-    "target_lookbehind",
-    "use_mtp",
-)
+_ATTACHED = object()
 
 
 def install() -> None:
@@ -46,12 +33,7 @@ def install() -> None:
 
     @functools.wraps(original)
     def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
-        config = kwargs.pop("speculative_config", None)
-        if config is None:
-            config = _attached_config(args, kwargs)
-        if config is None:
-            return original(self, *args, **kwargs)
-        return _speculative_generate(original, self, config, args, kwargs)
+        return _dispatch(original, self, args, kwargs)
 
     setattr(generate, _MARK, original)
     GenerationMixin.generate = generate
@@ -65,42 +47,60 @@ def uninstall() -> None:
 class SpeculativeGenerationMixin(GenerationMixin):
     """A `GenerationMixin` whose `generate` takes `speculative_config=`, for model classes of your own and without the hook."""
 
-    def generate(self, *args: Any, speculative_config: BaseConfig | str | None = None, **kwargs: Any) -> Any:
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
         """`GenerationMixin.generate` with speculative decoding.
 
         Args:
-            speculative_config ([`BaseConfig`] or `str`, *optional*): The method; None decodes as usual.
+            speculative_config ([`BaseConfig`], `dict` or `str`, *optional*): The method; by default the attribute of that
+                name on the `generation_config` passed, or on the model's. None decodes as usual.
             args, kwargs: As for `GenerationMixin.generate`; `assistant_model=` says what drafts, `stats_callback=` is
                 called with the [`SpeculativeStats`].
         """
         original = getattr(GenerationMixin.generate, _MARK, GenerationMixin.generate)
-        if speculative_config is None:
-            return original(self, *args, **kwargs)
-        return _speculative_generate(original, self, speculative_config, args, kwargs)
+        return _dispatch(original, self, args, kwargs)
 
 
-def _attached_config(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The config that travels on the `generation_config` passed."""
+def _dispatch(original: Callable[..., Any], model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Speculative decoding where a config was given, the original method untouched elsewhere."""
+    config = kwargs.pop("speculative_config", _ATTACHED)
+    if config is _ATTACHED:
+        config = _attached_config(model, args, kwargs)
+    if config is None and kwargs.get("custom_generate") is generate_callable:
+        config = "exact"  # here it can be given what transformers withholds from a callable
+    if config is None:
+        return original(model, *args, **kwargs)
+    return _speculative_generate(original, model, config, args, kwargs)
+
+
+def _attached_config(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The config that travels on the `generation_config` passed, or on the model's."""
     passed = kwargs.get("generation_config", args[1] if len(args) > 1 else None)
-    return getattr(passed, "speculative_config", None)
+    attached = getattr(passed, "speculative_config", None)
+    if attached is None:
+        attached = getattr(getattr(model, "generation_config", None), "speculative_config", None)
+    return attached
 
 
 def _speculative_generate(
     original: Callable[..., Any], model: Any, given: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    check_model(model)
     bound = inspect.signature(original).bind(model, *args, **kwargs)
     arguments = dict(bound.arguments)
     arguments.pop("self", None)
     arguments |= arguments.pop("kwargs", {})
-    arguments.pop("speculative_config", None)
-    config = load_config(given)
-    if arguments.get("custom_generate") not in (None, generate_callable):
-        raise InvalidConfigError(
-            "speculative_config and custom_generate both replace the decoding loop: pass one of them"
-        )
-    streamer = arguments.get("streamer")
-    stream = TokenStream(streamer)
+    stream = TokenStream(_one_of(arguments, "streamer", "token_streamer"))
+    arguments["streamer"] = stream.streamer
+    try:
+        arguments["custom_generate"] = _decoder(model, load_config(given), arguments, stream)
+        return original(model, **arguments)
+    finally:
+        stream.end()
+
+
+def _decoder(model: Any, config: BaseConfig, arguments: dict[str, Any], stream: TokenStream) -> SpeculativeDecoder:
+    """The decoding method; takes its own options out of `arguments` and leaves those of `generate`."""
+    check_model(model)
+    _refuse_other_paths(model, arguments)
     decoder = SpeculativeDecoder(
         config=_with_stock_length(config, model, arguments),
         assistant=_one_of(arguments, "assistant_model", "drafter"),
@@ -108,15 +108,13 @@ def _speculative_generate(
         assistant_tokenizer=_one_of(arguments, "assistant_tokenizer", "draft_tokenizer"),
         stream=stream,
         stats_callback=arguments.pop("stats_callback", None),
-        synced_gpus=bool(arguments.get("synced_gpus")),
+        synced_gpus=needs_synced_forwards(model, arguments.get("synced_gpus")),
         round_callback=arguments.pop("round_callback", None),
     )
+    if arguments.get("custom_generate") is generate_callable:
+        require_drafter(decoder.config, decoder.assistant)
     _take_stop_strings(model, arguments, decoder.tokenizer)
-    arguments["custom_generate"] = decoder
-    try:
-        return original(model, **arguments)
-    finally:
-        stream.end()
+    return decoder
 
 
 def _one_of(arguments: dict[str, Any], *names: str) -> Any:
@@ -130,26 +128,34 @@ def _one_of(arguments: dict[str, Any], *names: str) -> Any:
 
 
 def _with_stock_length(config: BaseConfig, model: Any, arguments: dict[str, Any]) -> BaseConfig:
-    """Honours `num_assistant_tokens`, and refuses the other options of transformers' own assisted decoding."""
+    """Takes the options of transformers' own assisted decoding out of the arguments and reconciles the config with them."""
     passed: GenerationConfig | None = arguments.get("generation_config")
-    for name in _STOCK_OPTIONS:
-        if arguments.get(name) is not None or getattr(passed, name, None) is not None:
-            raise InvalidConfigError(
-                f"{name} belongs to transformers' own assisted decoding and contradicts speculative_config. Say it there: "
-                "drafting=..., length=..., acceptance=..."
-            )
+    names = (*STOCK_OPTIONS, "num_assistant_tokens")
+    given = {name: getattr(passed, name, None) for name in names}
+    given |= {name: arguments[name] for name in names if arguments.get(name) is not None}
+    config = with_stock_options(config, given, getattr(model.generation_config, "num_assistant_tokens", None))
+    arguments.pop("num_assistant_tokens", None)
+    for name in STOCK_OPTIONS:
         if getattr(model.generation_config, name, None) is not None:
             arguments[name] = None  # a default of the checkpoint; the caller asked for something else
-    number = arguments.pop("num_assistant_tokens", None) or getattr(passed, "num_assistant_tokens", None)
-    if number is None:
-        return config
-    if config.length == "auto":
-        return type(config).from_dict(config.to_dict() | {"length": int(number)})
-    if config.length not in (number, ConstantLength(number)):
-        raise InvalidConfigError(
-            f"num_assistant_tokens={number} and speculative_config.length={config.length} contradict each other: pass one"
-        )
     return config
+
+
+def _refuse_other_paths(model: Any, arguments: dict[str, Any]) -> None:
+    """Options that would lead `generate` past the decoding method, or ask it for what it cannot do with one."""
+    if arguments.get("custom_generate") not in (None, generate_callable):
+        raise InvalidConfigError(
+            "speculative_config and custom_generate both replace the decoding loop: pass one of them"
+        )
+    if arguments.get("cache_implementation") == "paged":
+        raise UnsupportedModelError(
+            'cache_implementation="paged" starts continuous batching, which speculative_config cannot take part in: drop one'
+        )
+    for source in (arguments.get("generation_config"), model.generation_config):
+        if arguments.get("token_healing", getattr(source, "token_healing", False)):
+            raise InvalidConfigError(
+                "token_healing rewrites the prompt, which speculative_config does not support: drop one"
+            )
 
 
 def _take_stop_strings(model: Any, arguments: dict[str, Any], tokenizer: Any) -> None:
@@ -167,6 +173,8 @@ def _take_stop_strings(model: Any, arguments: dict[str, Any], tokenizer: Any) ->
     if tokenizer is None:
         raise InvalidConfigError("stop_strings need the target's tokenizer: pass tokenizer=... to generate")
     strings = [source] if isinstance(source, str) else list(source)
-    criterion = StopStringCriteria(tokenizer=tokenizer, stop_strings=strings)
-    arguments["stopping_criteria"] = StoppingCriteriaList([criterion, *(arguments.get("stopping_criteria") or [])])
+    criteria = list(arguments.get("stopping_criteria") or [])
+    if StopStringCriteria not in map(type, criteria):  # the user's own takes precedence, as in `generate`
+        criteria.insert(0, StopStringCriteria(tokenizer=tokenizer, stop_strings=strings))
+    arguments["stopping_criteria"] = StoppingCriteriaList(criteria)
     arguments["stop_strings"] = None

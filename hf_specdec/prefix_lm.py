@@ -36,9 +36,12 @@ def check_croppable(cache: Cache, model: Any) -> None:
 
 
 def can_realign(cache: Cache) -> bool:
-    """Whether rows of this cache can give up different numbers of entries (dynamic full and sliding layers only)."""
+    """Whether rows of this cache can give up different numbers of entries.
+
+    Dynamic full and sliding layers can, and so can layers that read another layer's entries and hold none (`keys` is None).
+    """
     plain = (DynamicLayer, DynamicSlidingWindowLayer)
-    return all(type(layer) in plain or not hasattr(layer, "keys") for layer in cache.layers)
+    return all(type(layer) in plain or getattr(layer, "keys", layer) is None for layer in cache.layers)
 
 
 def read_prompt(
@@ -138,6 +141,8 @@ class PrefixLM:
         """
         kept = torch.minimum(self._common_prefix(tokens, lengths), lengths - last)
         self._ensure_cache(len(lengths))
+        if not can_realign(self._cache):
+            kept = kept.min().expand_as(kept)
         self._keep(kept)
         return self._feed(tokens, lengths, kept, last)
 

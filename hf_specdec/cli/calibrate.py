@@ -96,7 +96,7 @@ def _print_tables(found: EASDCalibration) -> None:
     quantiles = Table("entropy quantile", *(f"{each:g}" for each in found.target_quantiles))
     for name, values in (("target", found.target_quantiles), ("draft", found.draft_quantiles)):
         quantiles.add_row(name, *(f"{value:.2f}" for value in values.values()))
-    fires = Table("thresholds (target, draft)", "fires on", "and both models prefer the same token")
+    fires = Table("thresholds (target, draft)", "fires on", "and the models agree on")
     for each in (*found.grid, found.chosen):
         fires.add_row(
             f"{each.target_entropy_threshold:.2f}, {each.draft_entropy_threshold:.2f}",
@@ -106,4 +106,4 @@ def _print_tables(found: EASDCalibration) -> None:
         )
     console = Console()
     console.print(quantiles, fires)
-    console.print(found.summary(), markup=False, highlight=False)
+    console.print(found.summary(), markup=False, highlight=False, soft_wrap=True)

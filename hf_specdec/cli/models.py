@@ -14,6 +14,10 @@ from hf_specdec.cli.output import spinner
 __all__ = ["Models", "load_models", "quiet"]
 
 
+# What transformers, torch and bitsandbytes raise for files, versions, devices and memory that do not fit.
+_LOADING_ERRORS = (OSError, ValueError, ImportError, KeyError, RuntimeError, AssertionError)
+
+
 @dataclass(frozen=True)
 class Models:
     """A target, what drafts for it, and the target's tokenizer."""
@@ -77,5 +81,5 @@ def _load(name: str, load: Any, *args: Any, **kwargs: Any) -> Any:
     with spinner(f"Loading {name}"):
         try:
             return load(*args, **kwargs)
-        except (OSError, ValueError, ImportError, KeyError) as error:
+        except _LOADING_ERRORS as error:
             raise CommandError(f"cannot load {name}: {error}") from error

@@ -170,8 +170,8 @@ Temperature = Annotated[
     float | None,
     typer.Option("--temperature", min=0.0, help="By default the checkpoint's own.", rich_help_panel=_SAMPLING),
 ]
-TopP = Annotated[float | None, typer.Option("--top-p", help="The same.", rich_help_panel=_SAMPLING)]
-TopK = Annotated[int | None, typer.Option("--top-k", help="The same.", rich_help_panel=_SAMPLING)]
+TopP = Annotated[float | None, typer.Option("--top-p", min=0.0, max=1.0, help="The same.", rich_help_panel=_SAMPLING)]
+TopK = Annotated[int | None, typer.Option("--top-k", min=0, help="The same.", rich_help_panel=_SAMPLING)]
 Seed = Annotated[
     int | None, typer.Option("--seed", help="Each prompt's dice start from it.", rich_help_panel=_SAMPLING)
 ]

@@ -89,18 +89,18 @@ def _print_table(report: LosslessReport, prompts: list[str]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table("#", "prompt", "new tokens", "accepted", "result", "parts at", "top-2 gap", "shortfall", "tolerance")
+    table = Table("#", "prompt", "tokens", "accepted", "result", "parts at", "top-2 gap")
     styles = {"equal": "green", "rounding": "yellow", "fault": "bold red", "relaxed": "yellow"}
     for each, prompt in zip(report.comparisons, prompts, strict=True):
-        numbers = (each.position, each.gap, each.shortfall, each.tolerance)
         table.add_row(
             str(each.index),
             Text(" ".join(prompt.split()), overflow="ellipsis", no_wrap=True),
             str(len(each.plain_tokens)),
             f"{each.num_accepted_tokens}/{each.num_draft_tokens}",
             Text(each.kind, style=styles[each.kind]),
-            *("" if value is None else f"{value:.3g}" for value in numbers),
+            "" if each.position is None else str(each.position),
+            "" if each.gap is None else f"{each.gap:.3g}",
         )
     console = Console()
     console.print(table)
-    console.print(report.summary(), markup=False, highlight=False)
+    console.print(report.summary(), markup=False, highlight=False, soft_wrap=True)

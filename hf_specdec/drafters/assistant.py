@@ -61,6 +61,7 @@ class AssistantDrafter(DrafterBase):
             if not bool(open_rows.any()):
                 break
             if self.settings.do_sample:
+                self._refuse_nan(peaks[-1])
                 laws.append(scores.softmax(-1))
             token = self._choose(scores, laws, open_rows)
             tokens.append(token)
@@ -71,10 +72,7 @@ class AssistantDrafter(DrafterBase):
             if step + 1 == budget.width or not bool(open_rows.any()):
                 break
             logits = self._fit(self._lm(context).extend(token.clamp(max=self.embedding_rows - 1)))
-        if bool(torch.stack(peaks).isnan().any()):
-            raise DrafterError(
-                f"the logits of the draft model {type(undecorated_model(self.model)).__name__} contain NaN"
-            )
+        self._refuse_nan(torch.stack(peaks))
         if not tokens:
             return Draft.empty(context.batch_size)
         return Draft(
@@ -97,6 +95,13 @@ class AssistantDrafter(DrafterBase):
         if self.lm is None:
             self.lm = PrefixLM(self.model, pad_token_id=self.settings.pad_token_id, prompt_mask=context.prompt_mask)
         return self.lm
+
+    def _refuse_nan(self, peaks: Tensor) -> None:
+        """Raises where a largest score is NaN, which it is where any is. It waits for the device, as drawing does."""
+        if bool(peaks.isnan().any()):
+            raise DrafterError(
+                f"the logits of the draft model {type(undecorated_model(self.model)).__name__} contain NaN"
+            )
 
     def _choose(self, scores: Tensor, laws: list[Tensor], rows: Tensor) -> Tensor:
         if not self.settings.do_sample:

@@ -1,10 +1,21 @@
 """Length controllers: how far to draft. Each is immutable; what it learns during a run lives in its schedule."""
 
+from types import MappingProxyType
+
 from hf_specdec.lengths.additive import AdditiveLength
 from hf_specdec.lengths.confidence import ConfidenceLength
 from hf_specdec.lengths.constant import ConstantLength
+from hf_specdec.lengths.costs import CostTable
+from hf_specdec.lengths.goodput import GoodputLength
 
 
-__all__ = ["LENGTHS", "AdditiveLength", "ConfidenceLength", "ConstantLength"]
+__all__ = ["LENGTHS", "AdditiveLength", "ConfidenceLength", "ConstantLength", "CostTable", "GoodputLength"]
 
-LENGTHS = {"additive": AdditiveLength, "confidence": ConfidenceLength, "constant": ConstantLength}
+LENGTHS = MappingProxyType(
+    {
+        "additive": AdditiveLength,
+        "confidence": ConfidenceLength,
+        "constant": ConstantLength,
+        "goodput": GoodputLength,
+    }
+)

@@ -33,7 +33,7 @@ def lengths_of(schedule):
 
 
 def test_the_table_names_the_controllers():
-    assert LENGTHS == {"additive": AdditiveLength, "confidence": ConfidenceLength, "constant": ConstantLength}
+    assert dict(LENGTHS) == {"additive": AdditiveLength, "confidence": ConfidenceLength, "constant": ConstantLength}
 
 
 @pytest.mark.parametrize("controller", [ConstantLength(3), AdditiveLength(), ConfidenceLength()], ids=repr)
@@ -169,7 +169,7 @@ def test_a_row_stops_before_the_first_law_that_is_not_sure_and_ignores_the_token
         kept = laws[:length].gather(-1, draft.tokens[0, :length, None])
         unlikely_kept += int((kept < bound - 1e-3).sum())
     assert len(lengths) > 3
-    assert (unlikely_kept > 10) == do_sample
+    assert (unlikely_kept >= 5) == do_sample
 
 
 def test_rows_stop_by_themselves():

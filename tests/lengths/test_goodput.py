@@ -1,0 +1,149 @@
+"""The goodput controller against simulated drafters whose acceptance and costs are known."""
+
+import random
+import statistics
+
+import pytest
+import torch
+
+from hf_specdec import CostTable, GoodputLength, InvalidConfigError, SpeculativeConfig
+from hf_specdec.lengths.goodput import expected_tokens
+from hf_specdec.records import Round
+from tests.toys import noisy_copy, prompts, tiny_llama
+
+
+def verify_cost(length):
+    return 1 + 0.06 * length
+
+
+def simulate(acceptance, draft_cost, *, rounds=400, seed=0, noise=0.05, controller=None, source="model"):
+    """Plays rounds; returns tokens per plain step, and the lengths that were chosen."""
+    rng = random.Random(seed)
+    schedule, tokens, seconds, lengths = (controller or GoodputLength()).start(1), 0, 0.0, []
+    for _ in range(rounds):
+        length = int(schedule.next_budget().max_tokens[0])
+        accepted = 0
+        while accepted < length and rng.random() < acceptance:
+            accepted += 1
+        drafting = length * draft_cost * (1 + noise * rng.gauss(0, 1))
+        verifying = verify_cost(length) * (1 + noise * rng.gauss(0, 1))
+        counts = [torch.tensor([number]) for number in (length, min(length, accepted + 1), accepted)]
+        schedule.observe(
+            Round([[0] * (accepted + 1)], *counts, torch.tensor([True]), drafting, verifying, source=source)
+        )
+        tokens, seconds = tokens + accepted + 1, seconds + length * draft_cost + verify_cost(length)
+        lengths.append(length)
+    return tokens / seconds, lengths
+
+
+def optimum(acceptance, draft_cost):
+    return max(
+        expected_tokens([acceptance] * 10, length) / (length * draft_cost + verify_cost(length)) for length in range(11)
+    )
+
+
+@pytest.mark.parametrize("draft_cost", [0.05, 0.32])
+@pytest.mark.parametrize("acceptance", [0.1, 0.5, 0.9])
+def test_it_converges_to_the_optimum(acceptance, draft_cost):
+    ratios = [simulate(acceptance, draft_cost, seed=seed)[0] / optimum(acceptance, draft_cost) for seed in range(12)]
+    assert statistics.mean(ratios) >= 0.97
+
+
+def test_a_useless_drafter_is_switched_off_and_probed_rarely():
+    ratios, shares = [], []
+    for seed in range(12):
+        speed, lengths = simulate(0.0, 0.3, seed=seed)
+        ratios.append(speed)
+        shares.append(sum(length > 0 for length in lengths) / len(lengths))
+    assert min(ratios) >= 0.97
+    assert max(shares) <= 0.06
+    assert all(share > 0.01 for share in shares)  # it never gives up for good
+
+
+def test_a_drafter_that_becomes_useful_is_found_again():
+    controller = GoodputLength()
+    schedule, lengths = controller.start(1), []
+    for number in range(400):
+        length = int(schedule.next_budget().max_tokens[0])
+        accepted = 0 if number < 100 else length
+        counts = [torch.tensor([each]) for each in (length, min(length, accepted + 1), accepted)]
+        schedule.observe(Round([[0]], *counts, torch.tensor([True]), 0.1 * length, verify_cost(length), source="model"))
+        lengths.append(length)
+    assert sum(lengths[60:100]) <= 4
+    assert min(lengths[-50:]) >= 8
+
+
+def test_ngram_drafts_are_not_charged_for_drafting():
+    _, lengths = simulate(0.6, 0.0, source="ngram")
+    _, charged = simulate(0.6, 0.6, source="model")
+    assert statistics.mean(lengths[50:]) > statistics.mean(charged[50:])
+
+
+def test_frozen_costs_make_the_lengths_a_function_of_the_text():
+    costs = CostTable(0.2, ((1, 1.0), (5, 1.3)))
+    controller = GoodputLength(costs=costs)
+    calm = simulate(0.7, 0.2, controller=controller, noise=0.0, rounds=80)[1]
+    assert calm == simulate(0.7, 0.2, controller=controller, noise=3.0, rounds=80)[1]
+
+
+def test_rows_of_a_batch_share_the_length():
+    schedule = GoodputLength().start(3)
+    assert schedule.next_budget().max_tokens.tolist() == [2, 2, 2]
+
+
+def test_expected_tokens_by_hand():
+    assert expected_tokens([0.5, 0.5], 0) == 1.0
+    assert expected_tokens([0.5, 0.25], 2) == 1 + 0.5 + 0.125
+
+
+def test_cost_table():
+    table = CostTable(0.1, ((1, 1.0), (3, 1.4), (4, 1.3)))
+    assert [table.pass_seconds(width) for width in (1, 2, 3, 4)] == pytest.approx([1.0, 1.2, 1.4, 1.4])
+    assert table.pass_seconds(8) == pytest.approx(1.4)
+    assert CostTable(0.0, ((2, 1.0),)).pass_seconds(9) == 1.0
+    assert CostTable(0.0, ((1, 1.0), (2, 1.5))).pass_seconds(4) == pytest.approx(2.5)
+    for wrong in ((), ((2, 1.0), (1, 1.0)), ((0, 1.0),), ((1, 0.0),)):
+        with pytest.raises(InvalidConfigError):
+            CostTable(0.1, wrong)
+
+
+def test_options_are_checked_and_saved(tmp_path):
+    for wrong in ({"longest": 0}, {"prior": 1.0}, {"memory": 0.0}, {"first_pause": 0}):
+        with pytest.raises(InvalidConfigError):
+            GoodputLength(**wrong)
+    config = SpeculativeConfig(length=GoodputLength(costs=CostTable(0.1, ((1, 1.0), (5, 1.2)))))
+    config.save_pretrained(tmp_path)
+    assert SpeculativeConfig.from_pretrained(tmp_path) == config
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize("noise", [0.0, 0.1, 5.0])
+def test_texts_are_the_targets(batch_size, noise):
+    model = tiny_llama()
+    options = {"max_new_tokens": 40, "do_sample": False, "pad_token_id": 0}
+    plain = model.generate(**prompts(batch_size), **options)
+    for drafting in ("model", "hybrid"):
+        config = SpeculativeConfig(length=GoodputLength(), drafting=drafting, on_drafter_error="raise")
+        text = model.generate(
+            **prompts(batch_size), **options, assistant_model=noisy_copy(model, noise), speculative_config=config
+        )
+        assert torch.equal(text, plain)
+
+
+def test_a_seed_reproduces_sampled_text_with_frozen_costs():
+    model = tiny_llama()
+    config = SpeculativeConfig(length=GoodputLength(costs=CostTable(0.1, ((1, 1.0), (6, 1.2)))), drafting="model")
+    texts = []
+    for _ in range(2):
+        torch.manual_seed(5)
+        texts.append(
+            model.generate(
+                **prompts(2),
+                max_new_tokens=30,
+                do_sample=True,
+                pad_token_id=0,
+                assistant_model=noisy_copy(model),
+                speculative_config=config,
+            )
+        )
+    assert torch.equal(*texts)
