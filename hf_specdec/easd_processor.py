@@ -11,7 +11,7 @@ from transformers import LogitsProcessor
 
 from hf_specdec.acceptance import EASD
 from hf_specdec.compatibility import fit_vocabulary
-from hf_specdec.configs import EASDConfig
+from hf_specdec.configs import BaseConfig, EASDConfig
 from hf_specdec.errors import InvalidConfigError
 from hf_specdec.prefix_lm import PrefixLM
 
@@ -36,14 +36,13 @@ class EASDLogitsProcessor(LogitsProcessor):
         num_steps, num_fired, num_masked (`int`): Rows seen, rows in which the rule fired, rows in which a token was masked.
     """
 
-    def __init__(self, draft_model: Any, config: EASDConfig | None = None, pad_token_id: int | None = None) -> None:
-        self.config = EASDConfig() if config is None else config
-        if self.config.resample != "masked":
+    def __init__(self, draft_model: Any, config: BaseConfig | None = None, pad_token_id: int | None = None) -> None:
+        config = EASDConfig() if config is None else config
+        if not isinstance(config.rule, EASD):
+            raise InvalidConfigError(f"expected a config whose rule is EASD, such as EASDConfig, got {config}")
+        if config.rule.resample != "masked":
             raise InvalidConfigError('EASDLogitsProcessor only masks: expected resample="masked"')
-        rule = self.config.rule
-        if not isinstance(rule, EASD):
-            raise InvalidConfigError(f"expected an EASDConfig, got {type(self.config).__name__}")
-        self.rule = rule
+        self.rule = config.rule
         self.draft_model = draft_model
         self.pad_token_id = pad_token_id
         self.num_steps = self.num_fired = self.num_masked = 0
