@@ -95,7 +95,7 @@ def _saved_tokenizer(name: str) -> PreTrainedTokenizerBase | None:
     if not name:
         return None
     try:
-        return AutoTokenizer.from_pretrained(name, local_files_only=True)
+        return AutoTokenizer.from_pretrained(name, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, ImportError, KeyError):
         return None
 

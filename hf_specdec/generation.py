@@ -258,7 +258,7 @@ def generate(
         [`InvalidConfigError`]: If nothing says what should draft.
     """
     given = {name: user_set(generation_config, name, model) for name in (*STOCK_OPTIONS, "num_assistant_tokens")}
-    config = with_stock_options(_given_config(speculative_config, generation_config), given)
+    config = with_stock_options(_given_config(speculative_config, generation_config, model), given)
     require_drafter(config, drafter)
     stream = TokenStream(token_streamer)
     decoder = SpeculativeDecoder(
@@ -288,9 +288,9 @@ def require_drafter(config: BaseConfig, drafter: Any) -> None:
         )
 
 
-def _given_config(given: Any, generation_config: GenerationConfig) -> BaseConfig:
-    if given is None:
-        given = getattr(generation_config, "speculative_config", None)
+def _given_config(given: Any, generation_config: GenerationConfig, model: Any) -> BaseConfig:
+    if given is None:  # a checkpoint's own generation config is not asked: it must not relax acceptance by itself
+        given = user_set(generation_config, "speculative_config", model)
     return load_config("exact" if given is None else given)
 
 

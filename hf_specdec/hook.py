@@ -52,7 +52,7 @@ class SpeculativeGenerationMixin(GenerationMixin):
 
         Args:
             speculative_config ([`BaseConfig`], `dict` or `str`, *optional*): The method; by default the attribute of that
-                name on the `generation_config` passed, or on the model's. None decodes as usual.
+                name on the `generation_config` passed. None decodes as usual.
             args, kwargs: As for `GenerationMixin.generate`; `assistant_model=` says what drafts, `stats_callback=` is
                 called with the [`SpeculativeStats`].
         """
@@ -64,7 +64,7 @@ def _dispatch(original: Callable[..., Any], model: Any, args: tuple[Any, ...], k
     """Speculative decoding where a config was given, the original method untouched elsewhere."""
     config = kwargs.pop("speculative_config", _ATTACHED)
     if config is _ATTACHED:
-        config = _attached_config(model, args, kwargs)
+        config = _attached_config(args, kwargs)
     if config is None and kwargs.get("custom_generate") is generate_callable:
         config = "exact"  # here it can be given what transformers withholds from a callable
     if config is None:
@@ -72,13 +72,13 @@ def _dispatch(original: Callable[..., Any], model: Any, args: tuple[Any, ...], k
     return _speculative_generate(original, model, config, args, kwargs)
 
 
-def _attached_config(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The config that travels on the `generation_config` passed, or on the model's."""
+def _attached_config(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The config that travels on the `generation_config` passed.
+
+    The model's own `generation_config` is not asked: a checkpoint must not switch relaxed acceptance on by itself.
+    """
     passed = kwargs.get("generation_config", args[1] if len(args) > 1 else None)
-    attached = getattr(passed, "speculative_config", None)
-    if attached is None:
-        attached = getattr(getattr(model, "generation_config", None), "speculative_config", None)
-    return attached
+    return getattr(passed, "speculative_config", None)
 
 
 def _speculative_generate(

@@ -38,10 +38,13 @@ def check_croppable(cache: Cache, model: Any) -> None:
 def can_realign(cache: Cache) -> bool:
     """Whether rows of this cache can give up different numbers of entries.
 
-    Dynamic full and sliding layers can, and so can layers that read another layer's entries and hold none (`keys` is None).
+    Dynamic full and sliding layers can, and so can layers that read another layer's entries and never hold their own.
     """
     plain = (DynamicLayer, DynamicSlidingWindowLayer)
-    return all(type(layer) in plain or getattr(layer, "keys", layer) is None for layer in cache.layers)
+    return all(
+        type(layer) in plain or (layer.is_initialized and getattr(layer, "keys", layer) is None)
+        for layer in cache.layers
+    )
 
 
 def read_prompt(
