@@ -83,7 +83,7 @@ class SpeculativeDecoder:
         """
         started = time.perf_counter()
         check_model(model)
-        _check_mode(generation_config, model_kwargs)
+        _check_mode(model, generation_config, model_kwargs)
         stats = SpeculativeStats()
         make_drafter = self._drafter_factory(model, generation_config, stats)
         texts = _sequences(input_ids, stopping_criteria, generation_config)
@@ -294,15 +294,20 @@ def _given_config(given: Any, generation_config: GenerationConfig, model: Any) -
     return load_config("exact" if given is None else given)
 
 
-def _check_mode(generation_config: GenerationConfig, model_kwargs: dict[str, Any]) -> None:
+def _check_mode(model: Any, generation_config: GenerationConfig, model_kwargs: dict[str, Any]) -> None:
     mode = generation_config.get_generation_mode(None)
     if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
         raise UnsupportedModelError(
             f"speculative decoding works with greedy search and sampling, got {mode.value.replace('_', ' ')}. Set num_beams=1 "
             "and drop the options of the other mode."
         )
-    if not model_kwargs.get("use_cache", True) or cache_argument(model_kwargs) is None:
+    if not model_kwargs.get("use_cache", True):
         raise UnsupportedModelError("speculative decoding needs the KV cache: call generate with use_cache=True")
+    if cache_argument(model_kwargs) is None:
+        raise UnsupportedModelError(
+            f"{type(undecorated_model(model)).__name__} brings a cache of its own kind, which hf_specdec cannot crop. Call it "
+            "without `speculative_config`."
+        )
 
 
 def _settle(run: Run, keeps_cache: bool) -> None:

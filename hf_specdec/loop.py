@@ -177,8 +177,9 @@ def _commit_in_step(run: Run, draft: Draft, logits: Tensor) -> _Committed:
     events: dict[str, Tensor] = {}
     for position in range(draft.width + 1):
         raw, going = logits[:, position], texts.active
-        scores = run.processors(texts.prefix, raw.clone()) if run.processors else raw
-        run.record.add(scores, raw)
+        shown = raw.clone() if run.processors else raw  # a processor may write into what it is shown
+        scores = run.processors(texts.prefix, shown) if run.processors else raw
+        run.record.add(scores, shown)
         width = int(position < draft.width)
         evidence = evidence_of(draft, scores[:, None], raw[:, None], run.do_sample, position, width)
         verdict = verify(run.rule, evidence, scores, run.streams, going)
@@ -189,7 +190,9 @@ def _commit_in_step(run: Run, draft: Draft, logits: Tensor) -> _Committed:
         num_verified += going & draft.valid[:, position] if width else 0
         num_accepted += going & accepted
         events = _add(events, verdict.events, going)
-        if not bool(texts.unfinished.any()) or not bool(accepted[texts.active].all()):
+        # What was fed after the end of a row is not the padding that plain decoding would have fed.
+        ended = going & ~texts.active
+        if bool(ended.any()) or not bool(accepted[texts.active].all()):
             break
     return _Committed(emitted, num_verified, num_accepted, events)
 

@@ -35,6 +35,15 @@ def check_croppable(cache: Cache, model: Any) -> None:
         )
 
 
+def _check_filled(cache: Cache, model: Any) -> None:
+    """Raises an `UnsupportedModelError` if a forward pass left nothing in the cache; some old models take none."""
+    if int(cache.get_seq_length()) == 0:
+        raise UnsupportedModelError(
+            f"{type(undecorated_model(model)).__name__} keeps no keys and values between forward passes, so each pass would "
+            "see its own tokens only. Decode it without `speculative_config`."
+        )
+
+
 def can_realign(cache: Cache) -> bool:
     """Whether rows of this cache can give up different numbers of entries.
 
@@ -42,7 +51,7 @@ def can_realign(cache: Cache) -> bool:
     """
     plain = (DynamicLayer, DynamicSlidingWindowLayer)
     return all(
-        type(layer) in plain or (layer.is_initialized and getattr(layer, "keys", layer) is None)
+        type(layer) in plain or (getattr(layer, "is_initialized", False) and layer.keys is None)
         for layer in cache.layers
     )
 
@@ -56,8 +65,10 @@ def read_prompt(
     if in_use or type(cache) is not DynamicCache:
         check_croppable(cache, model)
     outputs = model._prefill(input_ids, generation_config, model_kwargs)
+    filled = outputs.get(CACHE_KEY, cache)
     try:
-        check_croppable(outputs[CACHE_KEY], model)  # recurrent layers know it only once they hold something
+        check_croppable(filled, model)  # recurrent layers know it only once they hold something
+        _check_filled(filled, model)
     except UnsupportedModelError:
         if not in_use:
             cache.reset()
@@ -235,6 +246,7 @@ class PrefixLM:
         self.num_forwards += 1
         if first:
             check_croppable(self._cache, self.model)
+            _check_filled(self._cache, self.model)
             self._recorded = _start_recording(self._cache)
         return outputs
 

@@ -2,7 +2,7 @@
 
 `FAMILIES` maps a name to a `Family`, and `FAMILIES[name].build("sdpa", seed=0)` returns a float32 model of four layers in
 evaluation mode within milliseconds. Families that the installed transformers lacks are in `MISSING`, with the reason.
-`RECURRENT` holds models whose state cannot be rewound.
+`REFUSED` holds models whose state cannot be rewound.
 """
 
 import copy
@@ -239,8 +239,9 @@ _ALL: dict[str, Family] = {
     "xglm": Family("XGLMConfig", gain=1.5, first_seed=3),
     "youtu": Family("YoutuConfig", LATENT_ATTENTION, first_seed=1),
 }
-# State-space, linear-attention and compressing models, pure and hybrid: no rejected draft can be taken out of their state.
-_ALL_RECURRENT: dict[str, Family] = {
+# State-space, linear-attention and compressing models, pure and hybrid, whose state no rejected draft can be taken out of,
+# and one that keeps no state at all between forward passes.
+_ALL_REFUSED: dict[str, Family] = {
     "bamba": Family("BambaConfig", MAMBA_HEADS | {"attn_layer_indices": [1, 3]}),
     "deepseek_v4": Family("DeepseekV4Config", SLIDING | ROUTED_EXPERTS | INDEXER | COMPRESSED),
     "falcon_h1": Family("FalconH1Config", MAMBA_HEADS | {"mamba_d_ssm": 64}),
@@ -251,8 +252,11 @@ _ALL_RECURRENT: dict[str, Family] = {
     "mamba2": Family("Mamba2Config", {"num_heads": 8, "head_dim": 8, "state_size": 8, "n_groups": 2, "chunk_size": 8}),
     "minimax": Family("MiniMaxConfig", HEAD | EXPERTS | {"layer_types": ["linear_attention", "full_attention"] * 2}),
     "olmo_hybrid": Family("OlmoHybridConfig", LINEAR_ATTENTION),
+    "openai-gpt": Family("OpenAIGPTConfig"),
     "qwen3_5": Family("Qwen3_5TextConfig", HEAD | LINEAR_ATTENTION),
-    "qwen3_next": Family("Qwen3NextConfig", HEAD | LINEAR_ATTENTION | EXPERTS | {"shared_expert_intermediate_size": 32}),
+    "qwen3_next": Family(
+        "Qwen3NextConfig", HEAD | LINEAR_ATTENTION | EXPERTS | {"shared_expert_intermediate_size": 32}
+    ),
     "recurrent_gemma": Family("RecurrentGemmaConfig", {"lru_width": 32, "attention_window_size": WINDOW}),
     "rwkv": Family("RwkvConfig", {"context_length": 128, "attention_hidden_size": 32}),
 }
@@ -263,9 +267,9 @@ def _installed(table: dict[str, Family]) -> dict[str, Family]:
 
 
 FAMILIES = _installed(_ALL)
-RECURRENT = _installed(_ALL_RECURRENT)
+REFUSED = _installed(_ALL_REFUSED)
 MISSING = {
     name: f"transformers {transformers.__version__} has no {family.config_name}"
-    for name, family in (_ALL | _ALL_RECURRENT).items()
-    if name not in FAMILIES | RECURRENT
+    for name, family in (_ALL | _ALL_REFUSED).items()
+    if name not in FAMILIES | REFUSED
 }

@@ -7,13 +7,18 @@ import torch
 from torch import Tensor
 
 import hf_specdec
-from tests.families import FAMILIES, RECURRENT, VOCAB_SIZE, WINDOW, noisy_copy, random_twin
+from tests.families import FAMILIES, REFUSED, VOCAB_SIZE, WINDOW, Family, noisy_copy, random_twin
 
-NEW_TOKENS = 24
+
+NEW_TOKENS = 16
+LEAST_DISTINCT = 6
 ONE_PROMPT = (11,)
 RAGGED_PROMPTS = (11, 7, 4, 9)
 CASES = [(name, attention) for name, family in FAMILIES.items() for attention in family.attentions]
-SLIDING_CASES = [(name, attention) for name, attention in CASES if FAMILIES[name].sliding]
+ONE_EACH = [(name, family.attentions[-1]) for name, family in FAMILIES.items()]
+SLIDING = [(name, attention) for name, attention in ONE_EACH if FAMILIES[name].sliding]
+# One layer of another architecture: it agrees by accident only, and costs little where every draft is drafted in vain.
+STRANGER = Family("LlamaConfig", {"num_hidden_layers": 1}, first_seed=1000)
 EXACT = hf_specdec.SpeculativeConfig(drafting="model", length=4, on_drafter_error="raise")
 
 
@@ -38,7 +43,9 @@ def target(name: str, attention: str):
 def drafter(name: str, attention: str, accepted: str):
     if accepted == "always":
         return target(name, attention)
-    return noisy_copy(target(name, attention)) if accepted == "sometimes" else random_twin(FAMILIES[name], attention)
+    if accepted == "sometimes":
+        return noisy_copy(target(name, attention))
+    return STRANGER.build() if accepted == "never" else random_twin(FAMILIES[name], attention)
 
 
 def prompts(lengths: tuple[int, ...]) -> dict[str, Tensor]:
@@ -88,13 +95,12 @@ def assert_same(got: Tensor, expected) -> None:
     pytest.fail(f"row {row} differs at new token {step}, where the best logit leads by {best - second:.1e}")
 
 
-@each([case for case in CASES if case[1] == "eager"])
+@each(ONE_EACH)
 def test_toys_are_lively(name: str, attention: str) -> None:
     model = target(name, attention)
     assert all(bool(parameter.isfinite().all()) for parameter in model.parameters())
-    assert model.config.num_hidden_layers == 4
     texts = plain(name, attention, RAGGED_PROMPTS).sequences[:, max(RAGGED_PROMPTS) :]
-    assert min(len(set(text)) for text in texts.tolist()) >= 8
+    assert min(len(set(text)) for text in texts.tolist()) >= LEAST_DISTINCT
 
 
 @pytest.mark.parametrize("lengths", [ONE_PROMPT, RAGGED_PROMPTS], ids=["one", "ragged"])
@@ -111,18 +117,18 @@ def test_equals_plain_decoding(name: str, attention: str, accepted: str, lengths
         assert stats.num_target_forwards < NEW_TOKENS
 
 
-@pytest.mark.parametrize("accepted", ["always", "sometimes"])
-@each(CASES)
-def test_rows_stop_at_different_times(name: str, attention: str, accepted: str) -> None:
+@each(ONE_EACH)
+def test_rows_stop_at_different_times(name: str, attention: str) -> None:
     endless = plain(name, attention, RAGGED_PROMPTS).sequences[:, max(RAGGED_PROMPTS) :]
     eos = early_in_some_rows(endless)
     expected = plain(name, attention, RAGGED_PROMPTS, eos)
     assert bool((expected.sequences[:, max(RAGGED_PROMPTS) :] == 0).any())
-    assert_same(speculative(name, attention, accepted, RAGGED_PROMPTS, eos).sequences, expected)
+    assert_same(speculative(name, attention, "sometimes", RAGGED_PROMPTS, eos).sequences, expected)
 
 
 def early_in_some_rows(texts: Tensor) -> int:
-    """The token that ends the rows at the most different places, some row early and some row never or late."""
+    """The token that ends the rows at the most different places, some early and some late or never."""
+
     def stops(token: int) -> list[int]:
         return [row.index(token) if token in row else NEW_TOKENS for row in texts.tolist()]
 
@@ -130,17 +136,18 @@ def early_in_some_rows(texts: Tensor) -> int:
     return max(candidates, key=lambda token: (len(set(stops(token))), max(stops(token)) - min(stops(token))))
 
 
-@pytest.mark.parametrize("lengths", [(3,), (5, 3, 2)], ids=["one", "ragged"])
-@each(SLIDING_CASES)
-def test_prompt_shorter_than_the_window(name: str, attention: str, lengths: tuple[int, ...]) -> None:
-    assert max(lengths) < WINDOW
-    output = speculative(name, attention, "sometimes", lengths)
-    assert_same(output.sequences, plain(name, attention, lengths))
+@pytest.mark.parametrize(
+    ("accepted", "lengths"), [("by accident", (3,)), ("sometimes", (5, 3, 2))], ids=["twin-one", "sometimes-ragged"]
+)
+@each(SLIDING)
+def test_prompt_shorter_than_the_window(name: str, attention: str, accepted: str, lengths: tuple[int, ...]) -> None:
+    assert max(lengths) < WINDOW < max(lengths) + NEW_TOKENS
+    assert_same(speculative(name, attention, accepted, lengths).sequences, plain(name, attention, lengths))
 
 
-@pytest.mark.parametrize("name", RECURRENT)
-def test_recurrent_models_are_refused_before_the_first_token(name: str) -> None:
-    model = RECURRENT[name].build()
+@pytest.mark.parametrize("name", REFUSED)
+def test_models_that_cannot_be_rewound_are_refused_before_the_first_token(name: str) -> None:
+    model = REFUSED[name].build()
     seen = []
     with pytest.raises(ValueError, match=type(model).__name__):
         model.generate(

@@ -177,6 +177,13 @@ def test_processors_act_on_the_scores_that_judge(plant):
         assert each.gap == pytest.approx(float(best[0] - best[1]), abs=1e-4)
 
 
+def test_a_least_length_counts_from_the_prompt():
+    prompt = torch.tensor([[5, 6, 7]])
+    runs = GreedyRuns(MODEL, None, None, ExactConfig(), 8, {"min_new_tokens": 3, "eos_token_id": 11})
+    texts = RowTexts(prompt, torch.ones_like(prompt), [1, 2, 3, 4], [], RowStats())
+    assert [runs.scores_after(texts, place)[11].isfinite().item() for place in range(5)] == [False] * 3 + [True] * 2
+
+
 def test_rows_of_a_batch_are_cut_where_they_end():
     plain = verify_lossless(MODEL, PROMPTS, assistant_model=DRAFT, max_new_tokens=20).comparisons
     eos = [plain[0].plain_tokens[4], plain[1].plain_tokens[9]]

@@ -24,7 +24,7 @@ from tests.toys import noisy_copy, prompts, tiny_llama
 VOCAB_SIZE = 8
 PROMPT = (5, 3, 1, 7, 0, 0, 0)  # prompt lookup has a match for half of all first tokens and is right for half of those
 NEW_TOKENS = 4  # the prompt's own token, then rounds of up to two drafts and a bonus
-NUM_TEXTS = 4000
+NUM_TEXTS = 1600  # of each drafter, so 4800 of each setting
 WARPERS = {  # in the order in which transformers applies them
     "temperature": TemperatureLogitsWarper,
     "top_k": TopKLogitsWarper,
