@@ -16,6 +16,7 @@ from hf_specdec.hook import SpeculativeGenerationMixin, install, uninstall
 from hf_specdec.lengths import AdditiveLength, ConfidenceLength, ConstantLength, CostTable, GoodputLength
 from hf_specdec.linear import pack_linears
 from hf_specdec.loading import load_model
+from hf_specdec.losslessness import LosslessReport, verify_lossless
 from hf_specdec.outputs import SpeculativeDecoderOnlyOutput
 from hf_specdec.stats import SpeculativeStats
 
@@ -38,6 +39,7 @@ __all__ = [
     "GoodputLength",
     "IncompatibleDraftError",
     "InvalidConfigError",
+    "LosslessReport",
     "ScriptedDrafter",
     "SpeculativeConfig",
     "SpeculativeDecoderOnlyOutput",
@@ -50,6 +52,7 @@ __all__ = [
     "load_model",
     "pack_linears",
     "uninstall",
+    "verify_lossless",
 ]
 
 install()

@@ -59,21 +59,37 @@ def can_realign(cache: Cache) -> bool:
 def read_prompt(
     model: PreTrainedModel, input_ids: Tensor, generation_config: GenerationConfig, model_kwargs: dict[str, Any]
 ) -> Any:
-    """The prompt's forward pass. A cache that cannot be cropped is refused and left as it was."""
+    """The prompt's forward pass. A cache that cannot be cropped is refused, and what was given is left as it was."""
     cache = cache_argument(model_kwargs)
     in_use = int(cache.get_seq_length()) > 0
     if in_use or type(cache) is not DynamicCache:
         check_croppable(cache, model)
-    outputs = model._prefill(input_ids, generation_config, model_kwargs)
-    filled = outputs.get(CACHE_KEY, cache)
+    linear = cache.is_linear
+    columns = [0 if linear[i] else int(layer.get_seq_length()) for i, layer in enumerate(cache.layers)]
     try:
+        outputs = model._prefill(input_ids, generation_config, model_kwargs)
+        filled = outputs.get(CACHE_KEY, cache)
         check_croppable(filled, model)  # recurrent layers know it only once they hold something
         _check_filled(filled, model)
-    except UnsupportedModelError:
-        if not in_use:
+    except BaseException:
+        try:
+            _crop_layers(cache, columns)
+        except RuntimeError:
             cache.reset()
         raise
     return outputs
+
+
+def _crop_layers(cache: Cache, columns: list[int]) -> None:
+    """Cuts each layer to its number of columns and empties the layers beyond; a `RuntimeError` says that one cannot do it."""
+    if any(cache.is_linear):
+        raise RuntimeError("a recurrent state does not know its length")
+    for layer, wanted in zip(cache.layers, [*columns, *[0] * len(cache.layers)], strict=False):
+        excess = int(layer.get_seq_length()) - wanted
+        if excess > 0 and wanted == 0:
+            layer.reset()
+        elif excess > 0:
+            layer.crop(-excess)
 
 
 def _start_recording(cache: Cache) -> list[bool]:
@@ -170,7 +186,6 @@ class PrefixLM:
         if bool(missing.any()):
             self.run(tokens, lengths, missing.long())
         self._keep(lengths)
-        self._num_held = lengths.clone()
         _stop_recording(self._cache, self._recorded)
 
     def extend(self, new_tokens: Tensor) -> Tensor:
@@ -187,16 +202,21 @@ class PrefixLM:
         return self._feed(tokens, self._num_known + 1, self._num_known, one).logits[:, 0]
 
     def abandon(self, lengths: Tensor) -> None:
-        """Takes out of the cache what no row has committed, without a forward pass: for a run that ends by an exception.
+        """Leaves in the cache what every row has committed, without a forward pass: for a run that ends by an exception.
 
-        A forward pass that was interrupted may have reached some layers only, so each is cut by itself.
+        Where that is no longer to be had (a sliding window has dropped it, a recurrent state cannot tell), the cache is
+        emptied, so that nobody continues from a wrong one.
         """
-        shortest = self.hidden_columns + int(torch.minimum(lengths, self._num_known).min())
-        for layer in self._cache.layers:
-            excess = int(layer.get_seq_length()) - shortest if hasattr(layer, "get_seq_length") else 0
-            if excess > 0:
-                layer.crop(-excess)
-        _stop_recording(self._cache, self._recorded)
+        kept = torch.minimum(lengths, self._num_known).min().expand_as(lengths)
+        ragged = bool((self._num_held != self._num_held.max()).any())
+        columns = self.hidden_columns + int(self._num_held.max() if ragged else kept.max())
+        try:
+            _crop_layers(self._cache, [columns] * len(self._cache.layers))  # a pass may have reached some layers only
+            if ragged:
+                self._keep(kept)
+            _stop_recording(self._cache, self._recorded)
+        except RuntimeError:
+            self._cache.reset()
 
     def idle(self) -> None:
         """A forward pass whose result nobody reads, for processes that wait for others."""
@@ -309,6 +329,7 @@ class PrefixLM:
         else:
             self._check_windows(width - new_width)
             self._cache.crop(-(width - new_width))
+        self._num_held, self._num_known = kept.clone(), torch.minimum(self._num_known, kept)
 
     def _check_windows(self, num_removed: int) -> None:
         """Sliding layers hold what was fed since they were last trimmed; to ask for more would go unnoticed."""

@@ -13,6 +13,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
+
 VOCAB_SIZE = 64
 WINDOW = 8
 

@@ -15,7 +15,7 @@ from transformers import (
 )
 
 from hf_specdec import InvalidConfigError, UnsupportedModelError
-from tests.families import RECURRENT
+from tests.families import REFUSED
 from tests.toys import noisy_copy, prompts, tiny_llama
 from tests.traps import ACCEPTED, EXACT, HYBRID, NGRAM, Counting, drafter, new_tokens, plain, speculative, target, tokens
 
@@ -227,7 +227,7 @@ class TestImplementations:
         assert not processor.log
 
     def test_a_cache_of_a_recurrent_model_is_refused_and_left_empty(self, batch_size):
-        model = RECURRENT["qwen3_next"].build()
+        model = REFUSED["qwen3_next"].build()
         cache = DynamicCache(config=model.config)
         with pytest.raises(UnsupportedModelError, match=type(model).__name__):
             speculative(model, prompts(batch_size), model=model, cache=cache)
