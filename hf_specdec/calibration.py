@@ -184,7 +184,7 @@ class _Positions:
 def _measure(target: Any, draft: Any, rule: EASD, tokens: Tensor, first: int) -> Iterator[_Positions]:
     """Statistics of the positions `first .. len(tokens) - 2`, a few at a time: laws over a whole text would not fit."""
     models = [(model, PrefixLM(model)) for model in (target, draft)]
-    for start in range(first, len(tokens), _POSITIONS_PER_PASS):
+    for start in range(first, len(tokens) - 1, _POSITIONS_PER_PASS):
         stop = min(start + _POSITIONS_PER_PASS, len(tokens) - 1)
         target_logits, draft_logits = (_logits(model, lm, tokens[:stop], stop - start) for model, lm in models)
         for step in range(0, stop - start, _POSITIONS_PER_STEP):

@@ -145,7 +145,7 @@ def test_ci_runs_the_readmes_test_command(tmp_path):
     """Run with a `python3` that only says how it was called, the script drops the old environment and obeys the README."""
     command = TEST_COMMAND.search((ROOT / "README.md").read_text())["command"]
     assert command.startswith("python3 -m venv .venv && ")
-    assert command.endswith("-m pytest -q")
+    assert command.endswith("-m pytest -q -n auto")
     for name in (".ci", ".venv", "bin"):
         (tmp_path / name).mkdir()
     for name in (".ci/run", "README.md"):

@@ -140,16 +140,13 @@ class TestWaysToSayIt:
         assert positional.equal(output)
         assert len(collected) == 2
 
-    def test_on_the_generation_config_of_a_model(self, tmp_path):
-        model, collected = tiny_llama(layers=2), []
-        model.generation_config.speculative_config = NGRAM
-        model.save_pretrained(tmp_path)
-        for each in (model, LlamaForCausalLM.from_pretrained(tmp_path)):
-            assert tokens(plain(prompts(), each, stats_callback=collected.append)) == EXPECTED
-            assert collected.pop().num_draft_tokens > 0
-            assert tokens(plain(prompts(), each, speculative_config=None)) == EXPECTED
-            with pytest.raises(ValueError, match="stats_callback"):
-                plain(prompts(), each, speculative_config=None, stats_callback=collected.append)
+    def test_a_checkpoint_does_not_switch_it_on(self, either):
+        model, relaxed = tiny_llama(layers=2), EASDConfig(entropy_threshold=0.0, overlap_threshold=1.0)
+        model.generation_config.speculative_config = relaxed
+        assert tokens(plain(prompts(), model)) == EXPECTED
+        options = {"custom_generate": hf_specdec.generate, "drafter": drafter("always")}
+        assert tokens(plain(prompts(), model, **options)) == EXPECTED
+        assert tokens(plain(prompts(), model, speculative_config=relaxed, **options)) != EXPECTED
 
     @pytest.mark.parametrize("given", ["nonsense/of a name", 3, {"drafting": "oracle"}, {"preset": "Oracle"}, {"depth": 1}])
     def test_what_is_no_config(self, given, monkeypatch):
@@ -206,7 +203,8 @@ class TestCustomGenerate:
 
     def test_a_length_of_transformers_own(self, either):
         collected = []
-        self.call(drafter=drafter("always"), num_assistant_tokens=2, stats_callback=collected.append)
+        options = {"speculative_config": SpeculativeConfig(drafting="model"), "stats_callback": collected.append}
+        self.call(drafter=drafter("always"), num_assistant_tokens=2, **options)
         assert collected[0].num_rounds == 5
         with pytest.raises(InvalidConfigError, match="prompt_lookup_num_tokens"):
             self.call(drafter=drafter("always"), prompt_lookup_num_tokens=2)
@@ -246,7 +244,8 @@ class TestConflicts:
         model.generation_config.prompt_lookup_num_tokens = 3
         model.generation_config.num_assistant_tokens = 2
         assert tokens(speculative("sometimes", prompts(), model=model)) == EXPECTED
-        output = speculative("always", prompts(), "exact", model=model, return_dict_in_generate=True)
+        config = SpeculativeConfig(drafting="model")
+        output = speculative("always", prompts(), config, model=model, return_dict_in_generate=True)
         assert output.speculative_stats.num_rounds == 5  # (16 - 1) / (2 + 1)
 
     def test_two_names_for_one_thing(self):

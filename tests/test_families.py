@@ -11,6 +11,8 @@ from tests.families import FAMILIES, REFUSED, VOCAB_SIZE, WINDOW, Family, noisy_
 
 
 NEW_TOKENS = 16
+# Where every draft is rejected, each token costs a round, and a few rounds show all there is to see.
+NUM_TOKENS = {"always": NEW_TOKENS, "sometimes": NEW_TOKENS, "by accident": NEW_TOKENS, "never": NEW_TOKENS // 2}
 ONE_PROMPT = (11,)
 RAGGED_PROMPTS = (11, 7, 4, 9)
 CASES = [(name, attention) for name, family in FAMILIES.items() for attention in family.attentions]
@@ -72,7 +74,7 @@ def plain(name: str, attention: str, lengths: tuple[int, ...], eos: int | None =
 def speculative(name: str, attention: str, accepted: str, lengths: tuple[int, ...], eos: int | None = None):
     return target(name, attention).generate(
         **prompts(lengths),
-        max_new_tokens=NEW_TOKENS,
+        max_new_tokens=NUM_TOKENS[accepted],
         do_sample=False,
         pad_token_id=0,
         eos_token_id=eos,
@@ -82,16 +84,20 @@ def speculative(name: str, attention: str, accepted: str, lengths: tuple[int, ..
     )
 
 
-def assert_same(got: Tensor, expected) -> None:
-    """Compares all tokens; a failure says where the first difference is and how close the target's choice was there."""
-    assert got.shape == expected.sequences.shape
-    if torch.equal(got, expected.sequences):
+def assert_same(got: Tensor, plain_output, num_tokens: int = NEW_TOKENS) -> None:
+    """Compares the prompts and `num_tokens` new tokens.
+
+    A failure says where the first difference is and how close the target's choice was there.
+    """
+    prompt = plain_output.sequences.shape[1] - len(plain_output.logits)
+    expected = plain_output.sequences[:, : prompt + num_tokens]
+    assert got.shape == expected.shape
+    if torch.equal(got, expected):
         return
-    column = int((got != expected.sequences).any(0).nonzero()[0])
-    row = int((got != expected.sequences)[:, column].nonzero()[0])
-    step = column - (got.shape[1] - len(expected.logits))
-    best, second = expected.logits[step][row].topk(2).values.tolist()
-    pytest.fail(f"row {row} differs at new token {step}, where the best logit leads by {best - second:.1e}")
+    column = int((got != expected).any(0).nonzero()[0])
+    row = int((got != expected)[:, column].nonzero()[0])
+    best, second = plain_output.logits[column - prompt][row].topk(2).values.tolist()
+    pytest.fail(f"row {row} differs at new token {column - prompt}, where the best logit leads by {best - second:.1e}")
 
 
 @each(ONE_EACH)
@@ -107,7 +113,7 @@ def test_toys_are_lively(name: str, attention: str) -> None:
 @each(CASES)
 def test_equals_plain_decoding(name: str, attention: str, accepted: str, lengths: tuple[int, ...]) -> None:
     output = speculative(name, attention, accepted, lengths)
-    assert_same(output.sequences, plain(name, attention, lengths))
+    assert_same(output.sequences, plain(name, attention, lengths), NUM_TOKENS[accepted])
     stats = output.speculative_stats
     if accepted != "never":
         assert stats.num_accepted_tokens > 0

@@ -13,6 +13,7 @@ from scipy.stats import entropy as scipy_entropy
 from hf_specdec import EASDConfig, ExactConfig, InvalidConfigError, SpeculativeConfig
 from hf_specdec.acceptance import ACCEPTANCE, EASD, Exact
 from hf_specdec.drafters import DrafterBase, DraftSettings, HybridDrafter
+from hf_specdec.laws import entropy
 from hf_specdec.records import Budget, Context, Draft, Evidence
 from hf_specdec.verify import evidence_of, verify
 from tests.acceptance import WARPERS, joint_law, random_scores, target_law, warped
@@ -227,7 +228,8 @@ def test_each_model_has_its_own_threshold(target, draft, expected):
 
 def test_an_entropy_equal_to_its_threshold_does_not_exceed_it():
     flat = [0.0] * 4
-    limit = float(scipy_entropy([0.25] * 4))
+    limit = float(entropy(torch.zeros(4, dtype=torch.float64)))
+    assert limit == pytest.approx(math.log(4))
     assert not fires(EASD(limit, 0.0, 0.0), one_position(flat, flat))
     assert fires(EASD(limit - 1e-9, limit - 1e-9, 0.0), one_position(flat, flat))
 

@@ -115,6 +115,21 @@ def test_a_tokenizer_without_a_template(pair):
             encode_prompt(Bare(), "w1 w2", *arguments)
 
 
+def test_a_template_brings_its_own_special_tokens():
+    class WithStart:
+        chat_template = "a template"
+
+        def apply_chat_template(self, messages, add_generation_prompt, tokenize):
+            assert (add_generation_prompt, tokenize) == (True, False)
+            return messages[-1]["content"]
+
+        def __call__(self, text, add_special_tokens=True):
+            return {"input_ids": [1] * add_special_tokens + [ord(letter) for letter in text]}
+
+    assert encode_prompt(WithStart(), "ab", None) == [97, 98]
+    assert encode_prompt(WithStart(), "ab", False) == [1, 97, 98]
+
+
 def test_prompts_from_a_text_file(run, run_json, pair, tmp_path):
     file = tmp_path / "prompts.txt"
     file.write_text("w1 w2\n\nw3 w4\nw5 w6\n")

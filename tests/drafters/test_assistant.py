@@ -3,6 +3,8 @@
 import pytest
 import torch
 from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
     LogitsProcessorList,
     MistralConfig,
     MistralForCausalLM,
@@ -50,11 +52,23 @@ def sliding_window_model():
         return MistralForCausalLM(config).eval()
 
 
+def absolute_position_model():
+    """Its logits change when a text is shifted, as those of rotary embeddings do not."""
+    config = GPT2Config(
+        vocab_size=64, n_embd=32, n_layer=2, n_head=4, n_positions=128, initializer_range=0.3, bos_token_id=None,
+        eos_token_id=None,
+    )  # fmt: skip
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return GPT2LMHeadModel(config).eval()
+
+
 MODELS = {
     "same vocabulary": lambda: tiny_llama(layers=2),
     "larger vocabulary": lambda: tiny_llama(vocab_size=72, layers=2),
     "smaller vocabulary": lambda: tiny_llama(vocab_size=56, layers=2),
     "sliding window": sliding_window_model,
+    "absolute positions": absolute_position_model,
 }
 
 
@@ -73,7 +87,10 @@ def inverted(law, number):
 
 
 class Game:
-    """Texts that grow as in a run: rows accept a random part of their drafts and take a random token after it."""
+    """Texts that grow as in a run: rows accept a random part of their drafts and take a random token after it.
+
+    That token is often 0, the filler which shorter rows are fed beside longer ones.
+    """
 
     def __init__(self, seed, rows=4):
         self.generator = torch.Generator().manual_seed(seed)
@@ -102,7 +119,7 @@ class Game:
             if self.unfinished[row]:
                 length = int(draft.lengths[row])
                 accepted = {"all": length, "none": 0, "some": self.number(0, length + 1)}[acceptance]
-                self.texts[row] += [*draft.tokens[row, :accepted].tolist(), self.number(0, 64)]
+                self.texts[row] += [*draft.tokens[row, :accepted].tolist(), max(0, self.number(-64, 64))]
 
 
 @pytest.mark.parametrize("do_sample", [False, True])
@@ -116,6 +133,7 @@ class Game:
         ("smaller vocabulary", "some"),
         ("sliding window", "all"),
         ("sliding window", "some"),
+        ("absolute positions", "some"),
     ],
 )
 def test_drafts_equal_those_of_a_model_without_a_cache(do_sample, name, acceptance):

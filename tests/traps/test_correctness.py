@@ -17,7 +17,22 @@ from hf_specdec.acceptance.exact import exact_acceptance, exact_replacement
 from hf_specdec.drafters import AssistantDrafter
 from hf_specdec.records import Evidence
 from tests.toys import noisy_copy, prompts
-from tests.traps import *
+from tests.traps import (
+    ACCEPTED,
+    EXACT,
+    HYBRID,
+    NGRAM,
+    Counting,
+    Stops,
+    drafter,
+    letters,
+    new_tokens,
+    plain,
+    speculative,
+    target,
+    text,
+    tokens,
+)
 
 
 TEXT = text(max_new_tokens=16)[0]
