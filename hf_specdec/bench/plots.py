@@ -52,5 +52,6 @@ def _positions(axis: Any, arms: dict[str, dict[str, Any]]) -> None:
     axis.set(
         title="rounds that accepted at least so many drafts", xlabel="drafts", ylabel="share of rounds", ylim=(0, 1)
     )
+    axis.xaxis.get_major_locator().set_params(integer=True)
     if axis.lines:
         axis.legend(fontsize=8)

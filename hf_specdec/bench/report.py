@@ -57,8 +57,7 @@ def markdown(summary: dict[str, dict[str, dict[str, Any]]], environment: dict[st
         if positions := _positions(arms):
             parts += ["Share of rounds that accepted at least so many drafts:", "", positions, ""]
         for name, figures in arms.items():
-            counts = {key: value for key, value in figures.get("events", {}).items() if value}
-            if counts:
+            if counts := figures.get("events"):
                 parts += [f"`{name}`: {', '.join(f'{key} {value}' for key, value in counts.items())}", ""]
     parts += ["## Measured with", ""] + [f"- {key}: {_plain(value)}" for key, value in environment.items()]
     return "\n".join(parts) + "\n"

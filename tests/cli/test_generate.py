@@ -236,6 +236,11 @@ def test_files_that_cannot_be_read(run, pair, tmp_path, content, field, message)
 def test_loading_leaves_transformers_as_it_was(run, pair):
     from transformers.utils import logging
 
-    before = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    run("generate", *pair.options, *RAW, "--prompt", PROMPT)
-    assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == before
+    verbosity = logging.get_verbosity()
+    try:
+        logging.set_verbosity_info()
+        logging.enable_progress_bar()
+        run("generate", *pair.options, *RAW, "--prompt", PROMPT)
+        assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == (logging.INFO, True)
+    finally:
+        logging.set_verbosity(verbosity)

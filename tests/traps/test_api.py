@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
-from transformers import GenerationConfig
+from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
+from transformers.generation.stopping_criteria import StopStringCriteria
 
 import hf_specdec
 from hf_specdec import EASDConfig, IncompatibleDraftError, SpeculativeConfig, compatibility
@@ -212,9 +213,10 @@ class TwoDevices(TorchFunctionMode):
         moves = function in (Tensor.to, Tensor.copy_)
         if function is Tensor.cpu:
             moves, named = True, {False}
-        if len(places) == 2 and not moves:
+        masked = function is nn.functional.scaled_dot_product_attention  # masks are built under vmap, which drops the mark
+        if len(places) == 2 and not moves and not masked:
             raise RuntimeError(f"expected all tensors to be on the same device in {function.__name__}")
-        place = named.pop() if named else places == {True}
+        place = named.pop() if named else True in places
         result = function(*args, **kwargs)
         if moves and {place} != places and isinstance(result, Tensor):
             result = result.clone()
@@ -225,14 +227,15 @@ class TwoDevices(TorchFunctionMode):
 
 
 HERE, THERE = torch.device("cpu"), torch.device("cpu", 1)
+EASD = EASDConfig(length=3, on_drafter_error="raise")
 
 
 class TestDevices:
     """B9: "expected all tensors to be on the same device"."""
 
-    @pytest.mark.parametrize("batch_size", [1, 3])
-    @pytest.mark.parametrize("sampled", [False, True])
-    @pytest.mark.parametrize("config", [EXACT, HYBRID, EASDConfig(length=3, on_drafter_error="raise")])
+    @pytest.mark.parametrize(
+        ("config", "sampled", "batch_size"), [(EXACT, False, 1), (EXACT, True, 3), (EASD, True, 1), (HYBRID, False, 3)]
+    )
     def test_a_drafter_on_another_device(self, config, sampled, batch_size):
         assistant, inputs = noisy_copy(target()), prompts(batch_size)
         options = {"do_sample": sampled, "top_k": 8 if sampled else None, "repetition_penalty": 1.2, "max_new_tokens": 8}
@@ -252,3 +255,87 @@ class TestDevices:
             with pytest.raises(RuntimeError, match="same device"):
                 layer(torch.ones(1, 2))
             layer(torch.ones(1, 2).to(layer.weight.device))
+
+
+class MultiTokenEOS(StoppingCriteria):
+    """As evaluation harnesses stop a batch: rows that are done are remembered, and one answer is given for all."""
+
+    def __init__(self, sequence, tokenizer, prompt_columns, batch_size):
+        self.sequence, self.tokenizer, self.prompt_columns = sequence, tokenizer, prompt_columns
+        self.done = [False] * batch_size
+
+    def __call__(self, input_ids, scores, **kwargs):
+        lookback = input_ids[:, self.prompt_columns :][:, -(len(self.sequence) + 2) :]
+        for row, recent in enumerate(self.tokenizer.batch_decode(lookback)):
+            self.done[row] = self.done[row] or self.sequence in recent
+        return False not in self.done
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize("accepted", ACCEPTED)
+def test_options_as_evaluation_harnesses_pass_them(accepted, batch_size):
+    """B10: scores move with speculative decoding, and `until` stops are missed."""
+    tokenizer, inputs = letters(), prompts(batch_size)
+    columns = inputs["input_ids"].shape[1]
+    ends = [tokenizer.decode(row[4:6]) for row in text(batch_size)]
+
+    def options():
+        criteria = [MultiTokenEOS(end, tokenizer, columns, batch_size) for end in [*ends, "~"]]
+        return {
+            "max_new_tokens": None,
+            "max_length": columns + 20,
+            "stopping_criteria": StoppingCriteriaList(criteria),
+            "use_cache": True,
+            "do_sample": False,
+            "eos_token_id": 63,
+        }
+
+    assert tokens(speculative(accepted, inputs, **options())) == tokens(plain(inputs, **options()))
+
+
+class TestCustomGenerateOfOthers:
+    """B12: infinite recursion, and trust in local code."""
+
+    def test_a_callable_that_calls_generate_again(self):
+        calls = []
+
+        def own(model, input_ids, logits_processor, stopping_criteria, generation_config, **kwargs):
+            calls.append(1)
+            return speculative("sometimes", {"input_ids": input_ids}, max_new_tokens=6)
+
+        assert tokens(plain(prompts(), custom_generate=own)) == tokens(plain(prompts(), max_new_tokens=6))
+        assert len(calls) == 1
+
+    def test_a_folder(self, tmp_path):
+        (tmp_path / "custom_generate").mkdir()
+        (tmp_path / "custom_generate" / "generate.py").write_text(
+            "import hf_specdec\n\n\ndef generate(model, drafter=None, **kwargs):\n"
+            '    kwargs.pop("custom_generate", None)\n'
+            "    return model.generate(custom_generate=hf_specdec.generate, drafter=drafter, **kwargs)\n"
+        )
+        (tmp_path / "config.json").write_text("{}")
+        options = {"custom_generate": str(tmp_path), "trust_remote_code": True, "drafter": drafter("sometimes")}
+        assert tokens(plain(prompts(), **options)) == tokens(plain(prompts()))
+
+    def test_an_assistant_that_is_decoded_by_the_hook_itself(self):
+        """A factory may use `generate` of its own; the hook does not mistake that for the call it serves."""
+
+        def factory(settings):
+            continuation = new_tokens(plain(prompts(), max_new_tokens=16), prompts())
+            return hf_specdec.ScriptedDrafter(settings, continuation)
+
+        output = speculative(factory, prompts(), return_dict_in_generate=True)
+        assert output.speculative_stats.acceptance_rate == 1.0
+
+
+def test_stop_strings_are_prepared_once(monkeypatch):
+    """B13: `StopStringCriteria` takes seconds to build for a large vocabulary, and was built in each round."""
+    built, init = [], StopStringCriteria.__init__
+
+    def counted(self, *args, **kwargs):
+        built.append(args)
+        init(self, *args, **kwargs)
+
+    monkeypatch.setattr(StopStringCriteria, "__init__", counted)
+    speculative("sometimes", prompts(), stop_strings=["~~"], tokenizer=letters())
+    assert len(built) == 1
