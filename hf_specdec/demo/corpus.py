@@ -76,7 +76,8 @@ def load(docs: Path, library: Path | None = None) -> tuple[list[str], list[str]]
 
     One document in `HELD_OUT_EVERY` is held out, by a hash of its name, so the split never moves.
     """
-    training, held_out = [], []
+    training: list[str] = []
+    held_out: list[str] = []
     for name, text in [*read_docs(docs), *read_docstrings(library)]:
         side = held_out if zlib.crc32(name.encode()) % HELD_OUT_EVERY == 0 else training
         side.append(text.strip() + "\n")

@@ -6,10 +6,11 @@ layer is one pure function, so that `torch.compile` compiles it once for every l
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import LlamaForCausalLM
 
 
@@ -52,7 +53,7 @@ def decoder_layer(
     return x + F.linear(F.silu(F.linear(h, w_gate)) * F.linear(h, w_up), w_down)
 
 
-def layer_weights(layer: nn.Module) -> tuple[Tensor, ...]:
+def layer_weights(layer: Any) -> tuple[Tensor, ...]:
     """The nine weights of a transformers Llama layer, in the order `decoder_layer` takes them."""
     a, m = layer.self_attn, layer.mlp
     return (

@@ -7,6 +7,7 @@ arithmetic on those times, for acceptance rates that are assumed, not measured.
 import argparse
 import json
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -33,7 +34,7 @@ class Shape:
     def name(self) -> str:
         return f"{self.layers}x{self.width}"
 
-    def config(self, layers: int | None = None, vocab_size: int = VOCAB_SIZE, **extra) -> LlamaConfig:
+    def config(self, layers: int | None = None, vocab_size: int = VOCAB_SIZE, **extra: Any) -> LlamaConfig:
         """The `LlamaConfig` of this shape, `layers` deep when given (as a draft is)."""
         return LlamaConfig(
             vocab_size=vocab_size,

@@ -145,7 +145,8 @@ def test_drafts_equal_those_of_a_model_without_a_cache(do_sample, name, acceptan
     compared = largest = 0
     for round_ in range(12):
         gap = round_ in (4, 5, 9)  # rounds that another drafter served, or nobody
-        budget = Budget(torch.tensor([0 if gap else game.number(0, 5) for _ in range(4)]))
+        most = 0 if gap else 1 if round_ in (2, 3, 6, 7) else 4
+        budget = Budget(torch.tensor([game.number(0, most + 1) for _ in range(4)]))
         if round_ == 8:
             game.unfinished[1] = False
         context = game.context
@@ -175,7 +176,7 @@ def test_drafts_equal_those_of_a_model_without_a_cache(do_sample, name, acceptan
         if not do_sample:
             assert draft.q is None
         game.advance(draft, acceptance)
-    assert compared > 40
+    assert compared > 30
     assert largest < 1e-4
 
 
