@@ -16,7 +16,7 @@ from .timing import Timing, time_prompts
 from .traces import fold
 
 
-CONFIG = SpeculativeConfig(drafting="model", length=4)
+CONFIG = SpeculativeConfig(drafting="hybrid", length=4)
 REPEATS = 3
 TIMING_SECONDS = 15.0
 

@@ -337,5 +337,6 @@ def test_stop_strings_are_prepared_once(monkeypatch):
         init(self, *args, **kwargs)
 
     monkeypatch.setattr(StopStringCriteria, "__init__", counted)
-    speculative("sometimes", prompts(), stop_strings=["~~"], tokenizer=letters())
+    tokenizer = letters()
+    speculative("sometimes", prompts(), stop_strings=[tokenizer.decode([1, 1])], tokenizer=tokenizer)
     assert len(built) == 1

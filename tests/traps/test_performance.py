@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers.generation import candidate_generator
 
-from hf_specdec import AdditiveLength, SpeculativeConfig
+from hf_specdec import AdditiveLength, ScriptedDrafter, SpeculativeConfig
 from tests.toys import noisy_copy, prompts, tiny_llama
 from tests.traps import ACCEPTED, EXACT, HYBRID, NGRAM, drafter, letters, plain, speculative, target, tokens
 
@@ -62,10 +62,10 @@ class TestForwardPasses:
         assert max(theirs[1:], default=0) <= 2  # the last draft and the bonus token
 
     def test_drafts_that_are_never_right_become_short(self):
-        _, theirs, stats = counted("never", SpeculativeConfig(drafting="model", length=AdditiveLength()), num_tokens=24)
-        assert stats.num_accepted_tokens == 0
-        assert stats.num_draft_tokens <= 5 + 4 + 3 + 2 + 19
-        assert len(theirs) == stats.num_draft_tokens
+        rounds = []
+        config = SpeculativeConfig(drafting="model", length=AdditiveLength(initial=5), on_drafter_error="raise")
+        speculative(lambda settings: ScriptedDrafter(settings, [[62] * 40]), prompts(), config, round_callback=rounds.append)
+        assert [int(each.num_drafted) for each in rounds[1:-1]] == [5, 4, 3, 2, *[1] * 10]
 
     def test_length_zero_is_plain_decoding(self):
         ours, theirs, stats = counted("always", SpeculativeConfig(drafting="model", length=0))
