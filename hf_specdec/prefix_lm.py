@@ -64,8 +64,7 @@ def read_prompt(
     in_use = int(cache.get_seq_length()) > 0
     if in_use or type(cache) is not DynamicCache:
         check_croppable(cache, model)
-    linear = cache.is_linear
-    columns = [0 if linear[i] else int(layer.get_seq_length()) for i, layer in enumerate(cache.layers)]
+    columns = [_columns(layer) for layer in cache.layers]
     try:
         outputs = model._prefill(input_ids, generation_config, model_kwargs)
         filled = outputs.get(CACHE_KEY, cache)
@@ -80,12 +79,17 @@ def read_prompt(
     return outputs
 
 
+def _columns(layer: Any) -> int:
+    """Columns that a layer holds; recurrent states and layers that read another's entries have none to count."""
+    return int(layer.get_seq_length()) if hasattr(layer, "get_seq_length") else 0
+
+
 def _crop_layers(cache: Cache, columns: list[int]) -> None:
     """Cuts each layer to its number of columns and empties the layers beyond; a `RuntimeError` says that one cannot do it."""
     if any(cache.is_linear):
         raise RuntimeError("a recurrent state does not know its length")
     for layer, wanted in zip(cache.layers, [*columns, *[0] * len(cache.layers)], strict=False):
-        excess = int(layer.get_seq_length()) - wanted
+        excess = _columns(layer) - wanted
         if excess > 0 and wanted == 0:
             layer.reset()
         elif excess > 0:

@@ -177,7 +177,7 @@ _ALL: dict[str, Family] = {
     "ernie4_5_moe": Family("Ernie4_5_MoeConfig", EXPERTS | {"moe_num_experts": 4, "moe_k": 2}),
     "exaone4": Family("Exaone4Config", ALTERNATING, sliding=True, gain=1.5),
     "falcon": Family("FalconConfig", gain=1.5, first_seed=1),
-    "falcon-alibi": Family("FalconConfig", ALIBI, first_seed=11),
+    "falcon-alibi": Family("FalconConfig", ALIBI, gain=3.0, first_seed=11),
     "falcon-grouped": Family("FalconConfig", {"new_decoder_architecture": True, "num_kv_heads": 2}, gain=1.5),
     "flex_olmo": Family("FlexOlmoConfig", EXPERTS, gain=1.5, first_seed=1),
     "gemma": Family("GemmaConfig", GEMMA),

@@ -17,7 +17,19 @@ from transformers import (
 from hf_specdec import InvalidConfigError, UnsupportedModelError
 from tests.families import REFUSED
 from tests.toys import noisy_copy, prompts, tiny_llama
-from tests.traps import ACCEPTED, EXACT, HYBRID, NGRAM, Counting, drafter, new_tokens, plain, speculative, target, tokens
+from tests.traps import (
+    ACCEPTED,
+    EXACT,
+    HYBRID,
+    NGRAM,
+    Counting,
+    drafter,
+    new_tokens,
+    plain,
+    speculative,
+    target,
+    tokens,
+)
 
 
 OUTPUT = {"return_dict_in_generate": True, "max_new_tokens": 10, "eos_token_id": None}
@@ -160,7 +172,10 @@ class TestPrompts:
         embedded |= inputs if with_ids else {"attention_mask": inputs["attention_mask"]}
         for accepted in ACCEPTED:
             assistant = None if method is NGRAM else assistant_for(model, accepted)
-            got, expected = speculative(assistant, embedded, method, model=model, **OUTPUT), plain(embedded, model, **OUTPUT)
+            got, expected = (
+                speculative(assistant, embedded, method, model=model, **OUTPUT),
+                plain(embedded, model, **OUTPUT),
+            )
             assert tokens(got) == tokens(expected)
             assert_same_cache(got.cache, expected.cache, inputs)
 
@@ -206,8 +221,8 @@ class TestImplementations:
         assert tokens(second) == tokens(plain(turn, **OUTPUT))
 
     def test_static_sliding_layers_are_refused(self, batch_size):
+        model = MODELS["sliding 6"]
         with pytest.raises(UnsupportedModelError, match=r"MistralForCausalLM .*\(StaticSlidingWindowLayer\)"):
-            model = MODELS["sliding 6"]
             speculative(model, prompts(batch_size), model=model, cache_implementation="static")
 
     def test_a_dynamic_cache_that_does_not_know_the_window(self, batch_size):
@@ -220,8 +235,8 @@ class TestImplementations:
         cache, processor = QuantizedCache("fp8", target().config), Counting()
         with pytest.raises(UnsupportedModelError, match=r"LlamaForCausalLM .*\(Fp8QuantizedLayer\)"):
             speculative("always", prompts(batch_size), cache=cache, logits_processor=[processor])
+        options = {"cache_implementation": "quantized", "cache_config": {"backend": "fp8"}}
         with pytest.raises(UnsupportedModelError, match=r"LlamaForCausalLM .*\(Fp8QuantizedLayer\)"):
-            options = {"cache_implementation": "quantized", "cache_config": {"backend": "fp8"}}
             speculative("always", prompts(batch_size), **options)
         assert cache.get_seq_length() == 0
         assert not processor.log
@@ -259,5 +274,7 @@ def test_the_cache_of_a_generation_config_is_not_shared():
     config = GenerationConfig(max_new_tokens=6, cache_implementation="dynamic", pad_token_id=0)
     inputs = prompts()
     for _ in range(2):
-        output = target().generate(**inputs, generation_config=config, assistant_model=drafter("always"), speculative_config=EXACT)
+        output = target().generate(
+            **inputs, generation_config=config, assistant_model=drafter("always"), speculative_config=EXACT
+        )
         assert tokens(output) == tokens(plain(inputs, max_new_tokens=6))

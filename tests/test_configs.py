@@ -149,7 +149,10 @@ def test_a_missing_file_is_named(tmp_path):
 def test_what_cannot_be_saved_says_so(tmp_path):
     class Rule:
         lossless, needs_draft_logits = True, False
-        acceptance = replacement = count = None
+
+        def acceptance(self, evidence): ...
+        def replacement(self, evidence): ...
+        def count(self, evidence, outcome): ...
 
     with pytest.raises(InvalidConfigError, match="Rule cannot be saved"):
         SpeculativeConfig(acceptance=Rule()).save_pretrained(tmp_path)

@@ -18,7 +18,7 @@ from hf_specdec import (
     UnsupportedModelError,
 )
 from tests.toys import prompts, tiny_llama
-from tests.traps import EXACT, NGRAM, Counting, Stops, drafter, letters, plain, speculative, target, text, tokens
+from tests.traps import EXACT, NGRAM, Counting, Log, Stops, drafter, letters, plain, speculative, target, text, tokens
 
 
 EXPECTED = tokens(plain(prompts()))
@@ -115,7 +115,13 @@ class TestWaysToSayIt:
     def test_object_dictionary_folder_and_file(self, saved):
         drafted = self.drafted(NGRAM)
         assert drafted > 0
-        for given in (NGRAM.to_dict(), {"drafting": "ngram", "length": 4}, saved, str(saved), saved / "speculative_config.json"):
+        for given in (
+            NGRAM.to_dict(),
+            {"drafting": "ngram", "length": 4},
+            saved,
+            str(saved),
+            saved / "speculative_config.json",
+        ):
             assert self.drafted(given) == drafted
 
     def test_preset_names(self):
@@ -148,7 +154,9 @@ class TestWaysToSayIt:
         assert tokens(plain(prompts(), model, **options)) == EXPECTED
         assert tokens(plain(prompts(), model, speculative_config=relaxed, **options)) != EXPECTED
 
-    @pytest.mark.parametrize("given", ["nonsense/of a name", 3, {"drafting": "oracle"}, {"preset": "Oracle"}, {"depth": 1}])
+    @pytest.mark.parametrize(
+        "given", ["nonsense/of a name", 3, {"drafting": "oracle"}, {"preset": "Oracle"}, {"depth": 1}]
+    )
     def test_what_is_no_config(self, given, monkeypatch):
         with pytest.raises((InvalidConfigError, OSError, ValueError)):
             speculative("always", prompts(), given)
@@ -159,8 +167,7 @@ class TestCustomGenerate:
         return plain(inputs or prompts(), custom_generate=hf_specdec.generate, **options)
 
     def test_its_own_keywords(self, either):
-        tokenizer, collected = letters(), []
-        shown = type("Shown", (), {"put": lambda self, value: collected.append(value.tolist()), "end": lambda self: collected.append("end")})()
+        tokenizer, shown, collected = letters(), Log(), []
         output = self.call(
             drafter=drafter("sometimes"),
             draft_tokenizer=tokenizer,
@@ -170,11 +177,13 @@ class TestCustomGenerate:
             speculative_config=EXACT,
         )
         assert tokens(output) == EXPECTED
-        stats = next(each for each in collected if isinstance(each, hf_specdec.SpeculativeStats))
-        collected.remove(stats)
-        assert stats.num_accepted_tokens > 0
-        assert not stats.events
-        assert collected == [prompts()["input_ids"].tolist(), *([token] for token in text()[0]), "end"]
+        assert collected[0].num_accepted_tokens > 0
+        assert not collected[0].events
+        assert [put.tolist() for put in shown.puts] == [
+            prompts()["input_ids"].tolist(),
+            *([each] for each in text()[0]),
+        ]
+        assert shown.num_ends == 1
 
     @pytest.mark.parametrize("batch_size", [1, 3])
     def test_batches_and_output_objects(self, either, batch_size):
@@ -210,11 +219,10 @@ class TestCustomGenerate:
             self.call(drafter=drafter("always"), prompt_lookup_num_tokens=2)
 
     def test_the_end_comes_after_an_exception(self, either):
-        ends = []
-        shown = type("Shown", (), {"put": lambda self, value: None, "end": lambda self: ends.append(1)})()
+        shown = Log()
         with pytest.raises(ZeroDivisionError):
             self.call(drafter=drafter("always"), token_streamer=shown, logits_processor=[lambda ids, scores: 1 / 0])
-        assert ends == [1]
+        assert shown.num_ends == 1
 
 
 class TestConflicts:
@@ -309,7 +317,11 @@ class TestRefusals:
 
     def test_ragged_batching_that_cannot_be(self):
         config = SpeculativeConfig(batching="ragged", drafting="model")
-        for options in ({"logits_processor": [Counting()]}, {"stopping_criteria": [Stops(lambda *_: False)]}, {"max_time": 9.0}):
+        for options in (
+            {"logits_processor": [Counting()]},
+            {"stopping_criteria": [Stops(lambda *_: False)]},
+            {"max_time": 9.0},
+        ):
             with pytest.raises(InvalidConfigError, match="batching"):
                 speculative("always", prompts(3), config, **options)
 

@@ -1,4 +1,4 @@
-"""What `generate` returns and shows: per-token outputs, streams, statistics, stop times, and pipelines."""
+"""What `generate` returns and shows, and where it stops: outputs, streams, criteria, statistics, pipelines."""
 
 import threading
 from types import SimpleNamespace
@@ -7,12 +7,27 @@ import pytest
 import torch
 from transformers import TextIteratorStreamer, TextStreamer, pipeline
 from transformers.generation import stopping_criteria
-from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from hf_specdec import SpeculativeConfig, SpeculativeDecoderOnlyOutput, SpeculativeStats
 from tests.toys import prompts
-from tests.traps import ACCEPTED, EXACT, HYBRID, NGRAM, Counting, Stops, drafter, letters, new_tokens, plain, speculative, target, text, tokens
+from tests.traps import (
+    ACCEPTED,
+    EXACT,
+    HYBRID,
+    NGRAM,
+    Counting,
+    Log,
+    Stops,
+    drafter,
+    letters,
+    new_tokens,
+    plain,
+    speculative,
+    target,
+    text,
+    tokens,
+)
 
 
 EVERYTHING = {
@@ -23,6 +38,9 @@ EVERYTHING = {
     "output_attentions": True,
     "max_new_tokens": 10,
 }
+
+
+METHODS = {"model": (EXACT, "always"), "ngram": (NGRAM, None), "hybrid": (HYBRID, "sometimes")}
 
 
 class InPlace(Counting):
@@ -81,8 +99,9 @@ class TestPerTokenOutputs:
         assert_close(got.hidden_states, plain(inputs, model, **options).hidden_states)
 
     def test_prompt_lookup(self):
-        inputs = prompts(3)
-        expected, got = plain(inputs, target("eager"), **EVERYTHING), speculative(None, inputs, NGRAM, model=target("eager"), **EVERYTHING)
+        inputs, model = prompts(3), target("eager")
+        expected = plain(inputs, model, **EVERYTHING)
+        got = speculative(None, inputs, NGRAM, model=model, **EVERYTHING)
         assert_close(got.hidden_states, expected.hidden_states)
         assert_close(got.attentions, expected.attentions)
 
@@ -113,22 +132,6 @@ class TestPerTokenOutputs:
         assert greedy.equal(plain(inputs).repeat_interleave(3, 0))
 
 
-class Log(BaseStreamer):
-    """Keeps what was put; raises at the put whose index is `fails_at`."""
-
-    def __init__(self, fails_at=None):
-        self.puts, self.num_ends, self.fails_at = [], 0, fails_at
-
-    def put(self, value):
-        assert self.num_ends == 0
-        if len(self.puts) == self.fails_at:
-            raise RuntimeError("streamer")
-        self.puts.append(value)
-
-    def end(self):
-        self.num_ends += 1
-
-
 def failing(number):
     calls = []
 
@@ -143,10 +146,12 @@ def failing(number):
 class TestStreamers:
     """B7: streamers get blocks, or tokens that are cut off later, or are never ended."""
 
-    @pytest.mark.parametrize("method", ["model", "ngram", "hybrid"])
+    @pytest.mark.parametrize("method", METHODS)
     @pytest.mark.parametrize("batch_size", [1, 3])
     def test_one_token_per_put(self, method, batch_size):
-        config, assistant = {"model": (EXACT, "always"), "ngram": (NGRAM, None), "hybrid": (HYBRID, "sometimes")}[method]
+        config, assistant = {"model": (EXACT, "always"), "ngram": (NGRAM, None), "hybrid": (HYBRID, "sometimes")}[
+            method
+        ]
         inputs, options = prompts(batch_size), {"eos_token_id": text(batch_size)[0][6]}
         expected, got = Log(), Log()
         reference = plain(inputs, streamer=expected, **options)
@@ -210,6 +215,65 @@ class TestStreamers:
         output = speculative("always", prompts(), streamer=log, **options)
         assert torch.cat([log.puts[0][0], *log.puts[1:]]).tolist() == tokens(output)[0]
         assert tokens(output) == tokens(plain(prompts(), **options))
+
+
+class TestStoppingCriteria:
+    """A3: stop strings and custom criteria raise, or are missed in the middle of a block."""
+
+    @pytest.mark.parametrize("size", [1, 2, 3])
+    @pytest.mark.parametrize("start", range(14))
+    def test_every_window_as_stop_string(self, start, size):
+        tokenizer = letters()
+        options = {"stop_strings": [tokenizer.decode(text()[0][start : start + size])], "tokenizer": tokenizer}
+        expected = tokens(plain(prompts(), **options))
+        for accepted in ("always", "sometimes"):
+            assert tokens(speculative(accepted, prompts(), **options)) == expected
+        assert len(expected[0]) <= 7 + start + size
+
+    @pytest.mark.parametrize("method", METHODS)
+    def test_stop_strings_in_a_batch(self, method):
+        inputs, tokenizer = prompts(4), letters()
+        options = {"stop_strings": [tokenizer.decode(row[i : i + 2]) for i, row in enumerate(text(4))][1:]}
+        options |= {"tokenizer": tokenizer, "eos_token_id": 63}
+        config, assistant = METHODS[method]
+        output = speculative(assistant, inputs, config, **options)
+        assert tokens(output) == tokens(plain(inputs, **options))
+
+    @pytest.mark.parametrize("batch_size", [1, 3])
+    @pytest.mark.parametrize("token", sorted(set(text()[0]))[::2])
+    @pytest.mark.parametrize("whole", [False, True])
+    def test_custom_criteria(self, token, whole, batch_size):
+        def condition(row, scores):
+            return token in row[7:] if whole else row[-1] == token
+
+        expected, got = Stops(condition), Stops(condition)
+        reference = plain(prompts(batch_size), stopping_criteria=[expected], eos_token_id=None)
+        output = speculative("always", prompts(batch_size), stopping_criteria=[got], eos_token_id=None)
+        assert tokens(output) == tokens(reference)
+        assert got.log == expected.log
+
+    @pytest.mark.parametrize("batch_size", [1, 3])
+    @pytest.mark.parametrize("accepted", ACCEPTED)
+    def test_criteria_that_read_scores(self, accepted, batch_size):
+        outputs = {"return_dict_in_generate": True, "output_scores": True}
+        peaks = [float(s[0].max()) for s in plain(prompts(batch_size), **outputs).scores]
+        expected, got = (Stops(lambda row, scores: float(scores[-1][0].max()) >= max(peaks[2:]) - 1e-4) for _ in "ab")
+        reference = plain(prompts(batch_size), stopping_criteria=[expected], **outputs)
+        output = speculative(accepted, prompts(batch_size), stopping_criteria=[got], **outputs)
+        assert tokens(output) == tokens(reference)
+        assert got.log == expected.log
+        assert len(expected.log) < 16 or peaks[-1] == max(peaks)
+
+    @pytest.mark.parametrize("batch_size", [1, 4])
+    @pytest.mark.parametrize("num_calls", [1, 5, 9])
+    def test_criteria_that_count(self, num_calls, batch_size):
+        expected, got = Stops(None), Stops(None)
+        for criterion in (expected, got):
+            criterion.condition = lambda row, scores, log=criterion.log: len(log) >= num_calls
+        reference = plain(prompts(batch_size), stopping_criteria=[expected])
+        output = speculative("always", prompts(batch_size), stopping_criteria=[got])
+        assert tokens(output) == tokens(reference)
+        assert got.log == expected.log
 
 
 class Clock:

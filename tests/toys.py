@@ -5,6 +5,7 @@ import copy
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+
 __all__ = ["drafters_for", "noisy_copy", "prompts", "state_of", "tiny_llama"]
 
 

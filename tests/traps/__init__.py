@@ -9,6 +9,7 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 from transformers import LogitsProcessor, PreTrainedTokenizerFast, StoppingCriteria
+from transformers.generation.streamers import BaseStreamer
 
 from hf_specdec import SpeculativeConfig
 from tests.toys import drafters_for, prompts, tiny_llama
@@ -96,3 +97,19 @@ class Stops(StoppingCriteria):
     def __call__(self, input_ids, scores, **kwargs):
         self.log.append((input_ids.tolist(), None if scores is None else len(scores)))
         return torch.tensor([bool(self.condition(row, scores)) for row in input_ids.tolist()])
+
+
+class Log(BaseStreamer):
+    """Keeps what was put; raises at the put whose index is `fails_at`."""
+
+    def __init__(self, fails_at=None):
+        self.puts, self.num_ends, self.fails_at = [], 0, fails_at
+
+    def put(self, value):
+        assert self.num_ends == 0
+        if len(self.puts) == self.fails_at:
+            raise RuntimeError("streamer")
+        self.puts.append(value)
+
+    def end(self):
+        self.num_ends += 1

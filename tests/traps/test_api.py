@@ -15,7 +15,20 @@ import hf_specdec
 from hf_specdec import EASDConfig, IncompatibleDraftError, SpeculativeConfig, compatibility
 from hf_specdec._compat import undecorated_model
 from tests.toys import noisy_copy, prompts, tiny_llama
-from tests.traps import ACCEPTED, EXACT, HYBRID, NGRAM, drafter, letters, new_tokens, plain, speculative, target, text, tokens
+from tests.traps import (
+    ACCEPTED,
+    EXACT,
+    HYBRID,
+    NGRAM,
+    drafter,
+    letters,
+    new_tokens,
+    plain,
+    speculative,
+    target,
+    text,
+    tokens,
+)
 
 
 class TestBatches:
@@ -62,7 +75,7 @@ class TestDraftLength:
 
     def test_conflicts_and_nonsense(self):
         for options in ({"num_assistant_tokens": 3}, {"num_assistant_tokens": -1}, {"num_assistant_tokens": 2.5}):
-            with pytest.raises(ValueError, match="num_assistant_tokens|length"):
+            with pytest.raises(ValueError, match=r"num_assistant_tokens|length"):
                 speculative("always", prompts(), EXACT, **options)
         with pytest.raises(ValueError, match="length must be"):
             speculative("always", prompts(), "exact", num_assistant_tokens=2.5)
@@ -79,7 +92,9 @@ def test_a_second_call_equals_the_first(method):
     model, assistant = tiny_llama(layers=2), noisy_copy(target())
     before = [each.generation_config.to_dict() for each in (model, assistant)]
     runs = [
-        speculative(assistant, prompts(3), method, model=model, return_dict_in_generate=True, eos_token_id=1).speculative_stats
+        speculative(
+            assistant, prompts(3), method, model=model, return_dict_in_generate=True, eos_token_id=1
+        ).speculative_stats
         for _ in range(2)
     ]
     assert runs[0].num_draft_tokens == runs[1].num_draft_tokens
@@ -207,13 +222,17 @@ class TwoDevices(TorchFunctionMode):
         places = {getattr(each, "there", False) for each in leaves if isinstance(each, Tensor) and each.dim() > 0}
         if function == Tensor.device.__get__:
             return THERE if places == {True} else HERE
-        named = {torch.device(each) == THERE for each in leaves if isinstance(each, torch.device) or each in ("cpu", "meta")}
+        named = {
+            torch.device(each) == THERE for each in leaves if isinstance(each, torch.device) or each in ("cpu", "meta")
+        }
         if function is Tensor.to and not named:
             named = {getattr(each, "there", False) for each in leaves[1:] if isinstance(each, Tensor)}
         moves = function in (Tensor.to, Tensor.copy_)
         if function is Tensor.cpu:
             moves, named = True, {False}
-        masked = function is nn.functional.scaled_dot_product_attention  # masks are built under vmap, which drops the mark
+        masked = (
+            function is nn.functional.scaled_dot_product_attention
+        )  # masks are built under vmap, which drops the mark
         if len(places) == 2 and not moves and not masked:
             raise RuntimeError(f"expected all tensors to be on the same device in {function.__name__}")
         place = named.pop() if named else True in places
@@ -238,7 +257,12 @@ class TestDevices:
     )
     def test_a_drafter_on_another_device(self, config, sampled, batch_size):
         assistant, inputs = noisy_copy(target()), prompts(batch_size)
-        options = {"do_sample": sampled, "top_k": 8 if sampled else None, "repetition_penalty": 1.2, "max_new_tokens": 8}
+        options = {
+            "do_sample": sampled,
+            "top_k": 8 if sampled else None,
+            "repetition_penalty": 1.2,
+            "max_new_tokens": 8,
+        }
         torch.manual_seed(0)
         expected = speculative(assistant, inputs, config, **options)
         torch.manual_seed(0)

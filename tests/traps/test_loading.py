@@ -114,8 +114,16 @@ class TestQuantisedModels:
 
     def test_sampling_and_easd(self):
         model, assistant = Packed(target()), Packed(drafter("sometimes"))
-        options = {"model": model, "do_sample": True, "top_k": 0, "return_dict_in_generate": True, "output_logits": True}
-        output = speculative(assistant, prompts(3), EASDConfig(entropy_threshold=0.5, on_drafter_error="raise"), **options)
+        options = {
+            "model": model,
+            "do_sample": True,
+            "top_k": 0,
+            "return_dict_in_generate": True,
+            "output_logits": True,
+        }
+        output = speculative(
+            assistant, prompts(3), EASDConfig(entropy_threshold=0.5, on_drafter_error="raise"), **options
+        )
         assert all(each.dtype == torch.float32 for each in output.logits)
 
 
@@ -138,5 +146,7 @@ def test_importing_warns_of_nothing_deprecated():
     """D5: the library breaks on the next release of transformers."""
     code = "import hf_specdec, hf_specdec.cli; print(len(hf_specdec.__all__))"
     warnings = ["-W", "error::DeprecationWarning:hf_specdec", "-W", "error::FutureWarning"]
-    done = subprocess.run([sys.executable, *warnings, "-c", code], capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        [sys.executable, *warnings, "-c", code], capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.returncode == 0, done.stderr

@@ -44,7 +44,9 @@ class TestForwardPasses:
     """C1: speculative decoding is slower than plain decoding."""
 
     @pytest.mark.parametrize("batch_size", [1, 3])
-    @pytest.mark.parametrize("config", [EXACT, NGRAM, HYBRID, SpeculativeConfig()], ids=["model", "ngram", "hybrid", "auto"])
+    @pytest.mark.parametrize(
+        "config", [EXACT, NGRAM, HYBRID, SpeculativeConfig()], ids=["model", "ngram", "hybrid", "auto"]
+    )
     @pytest.mark.parametrize("accepted", ACCEPTED)
     def test_never_more_than_plain_decoding(self, accepted, config, batch_size):
         ours, _, stats = counted(accepted, config, batch_size)
@@ -64,7 +66,9 @@ class TestForwardPasses:
     def test_drafts_that_are_never_right_become_short(self):
         rounds = []
         config = SpeculativeConfig(drafting="model", length=AdditiveLength(initial=5), on_drafter_error="raise")
-        speculative(lambda settings: ScriptedDrafter(settings, [[62] * 40]), prompts(), config, round_callback=rounds.append)
+        speculative(
+            lambda settings: ScriptedDrafter(settings, [[62] * 40]), prompts(), config, round_callback=rounds.append
+        )
         assert [int(each.num_drafted) for each in rounds[1:-1]] == [5, 4, 3, 2, *[1] * 10]
 
     def test_length_zero_is_plain_decoding(self):

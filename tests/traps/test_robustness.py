@@ -10,7 +10,6 @@ import torch
 from torch import distributed
 from transformers import DynamicCache, WhisperConfig, WhisperForConditionalGeneration
 
-import hf_specdec
 from hf_specdec import DrafterError, ScriptedDrafter, SpeculativeConfig, UnsupportedModelError
 from hf_specdec.drafters import AssistantDrafter
 from hf_specdec.records import Draft
@@ -73,7 +72,12 @@ class TestInterruptedForwardPasses:
             assert held >= inputs["input_ids"].shape[1]
             mask = torch.nn.functional.pad(inputs["attention_mask"], (0, whole.shape[1]), value=1)
             reference = DynamicCache(config=model.config)
-            plain({"input_ids": whole[:, :held], "attention_mask": mask[:, :held]}, model, cache=reference, max_new_tokens=1)
+            plain(
+                {"input_ids": whole[:, :held], "attention_mask": mask[:, :held]},
+                model,
+                cache=reference,
+                max_new_tokens=1,
+            )
             assert_same_cache(cache, reference, inputs)
         assert plain(inputs, model, **options).equal(whole)
 
@@ -157,7 +161,9 @@ class TestFailingDrafters:
         assert len(stats.problems) == 1
         assert "Failing" in stats.problems[0]
         assert made[0].calls == at
-        assert len([each for each in caplog.records if each.levelno == logging.WARNING and "Failing" in each.message]) == 1
+        assert (
+            len([each for each in caplog.records if each.levelno == logging.WARNING and "Failing" in each.message]) == 1
+        )
 
     @pytest.mark.parametrize("way", WAYS)
     def test_raise(self, way):
@@ -181,7 +187,9 @@ class TestFailingDrafters:
     def test_interrupts_go_through(self):
         config = SpeculativeConfig(length=4, on_drafter_error="continue")
         with pytest.raises(KeyboardInterrupt):
-            speculative(lambda settings: Failing(settings, target(), 2, raising(KeyboardInterrupt())), prompts(), config)
+            speculative(
+                lambda settings: Failing(settings, target(), 2, raising(KeyboardInterrupt())), prompts(), config
+            )
 
     def test_a_factory_that_fails(self):
         cache = DynamicCache()
@@ -198,13 +206,15 @@ def test_whisper_is_refused_by_name(place):
     special = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 3}
     config = WhisperConfig(**shape, **heads, **special, max_source_positions=8, max_target_positions=16)
     model = WhisperForConditionalGeneration(config).eval()
+    options = {
+        "assistant_model": drafter("never"),
+        "speculative_config": EXACT,
+        "input_features": torch.zeros(1, 8, 16),
+    }
+    if place == "assistant":
+        model, options = target(), prompts() | {"assistant_model": model, "speculative_config": EXACT}
     with pytest.raises(UnsupportedModelError, match="WhisperForConditionalGeneration"):
-        if place == "assistant":
-            speculative(model, prompts())
-        else:  # Whisper's own `generate` is not the one that the hook is on
-            hf_specdec.SpeculativeGenerationMixin.generate(
-                model, input_features=torch.zeros(1, 8, 16), assistant_model=drafter("never"), speculative_config=EXACT
-            )
+        model.generate(**options)
 
 
 @pytest.mark.parametrize("config", [EXACT, NGRAM, HYBRID], ids=lambda config: config.drafting)
@@ -233,7 +243,12 @@ def decode_in_step(rank, file, accepted, batch_size, answers):
 
         model.register_forward_pre_hook(all_together)
         output = speculative(
-            accepted[rank], prompts(batch_size), model=model, synced_gpus=True, return_dict_in_generate=True, eos_token_id=35
+            accepted[rank],
+            prompts(batch_size),
+            model=model,
+            synced_gpus=True,
+            return_dict_in_generate=True,
+            eos_token_id=35,
         )
         answers.put((rank, tokens(output), len(passes), output.cache.get_seq_length()))
     finally:
@@ -269,5 +284,7 @@ def test_processes_that_accept_different_numbers_wait_for_each_other(accepted, b
 def test_a_script_that_ends_early():
     """A drafter with nothing to say costs nothing but its silence."""
     script = text()[0][1:6]
-    output = speculative(lambda settings: ScriptedDrafter(settings, [[0, *script]]), prompts(), return_dict_in_generate=True)
+    output = speculative(
+        lambda settings: ScriptedDrafter(settings, [[0, *script]]), prompts(), return_dict_in_generate=True
+    )
     assert new_tokens(output, prompts()) == text()
