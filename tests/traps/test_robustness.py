@@ -212,7 +212,10 @@ def test_whisper_is_refused_by_name(place):
         "input_features": torch.zeros(1, 8, 16),
     }
     if place == "assistant":
-        model, options = target(), prompts() | {"assistant_model": model, "speculative_config": EXACT}
+        model, options = (
+            target(),
+            prompts() | {"assistant_model": model, "speculative_config": EXACT, "max_new_tokens": 4},
+        )
     with pytest.raises(UnsupportedModelError, match="WhisperForConditionalGeneration"):
         model.generate(**options)
 
