@@ -11,6 +11,4 @@ exclude_patterns = ["_build", "results"]
 
 html_theme = "furo"
 html_title = "hf_specdec"
-suppress_warnings = [
-    "toc.not_included"
-]  # the pages link to each other from index.md's table, not from a toctree
+suppress_warnings = ["toc.not_included"]  # the pages link to each other from index.md's table, not from a toctree

@@ -69,8 +69,7 @@ def test_importing_loads_nothing_that_is_used_elsewhere():
 
 def test_files_are_small(repo):
     sizes = {
-        str(file.relative_to(repo)): len(file.read_text().splitlines())
-        for file in repo.glob("hf_specdec/**/*.py")
+        str(file.relative_to(repo)): len(file.read_text().splitlines()) for file in repo.glob("hf_specdec/**/*.py")
     }
     assert {name: size for name, size in sizes.items() if size > MAX_LINES} == {}
 

@@ -103,7 +103,9 @@ def test_a_tied_head_is_packed_only_on_request():
 
 
 def test_other_layers_are_left_alone():
-    model = nn.ModuleDict({"narrow": nn.Linear(8, 8).bfloat16(), "convolution": nn.Conv1d(8, 8, 1), "special": _Special(8, 8)})
+    model = nn.ModuleDict(
+        {"narrow": nn.Linear(8, 8).bfloat16(), "convolution": nn.Conv1d(8, 8, 1), "special": _Special(8, 8)}
+    )
     report = pack_linears(model)
     assert report.num_packed == 0
     assert "bfloat16" in report.skipped["narrow"]
