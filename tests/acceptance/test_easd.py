@@ -630,14 +630,14 @@ def test_the_rule_reads_untempered_logits(batching):
 
 def test_sampled_runs_follow_the_enumerated_law():
     """Three tokens: the prompt's own from `p`, one that the rule rejects and resamples, and one that has no draft."""
-    torch.manual_seed(2)
+    torch.manual_seed(0)
     model = tiny_llama(vocab_size=8, layers=1)
     drafter = noisy_copy(model, noise=0.5)
     prompt = [1, 2, 3, 1, 2]
     inputs = {"input_ids": torch.tensor([prompt])}
-    options = {"do_sample": True, "temperature": 2.0, "top_k": 0, "max_new_tokens": 3, "num_return_sequences": 2000}
+    options = {"do_sample": True, "temperature": 2.0, "top_k": 0, "max_new_tokens": 3, "num_return_sequences": 6000}
     out = decode(model, drafter, EASDConfig(entropy_threshold=0.0, overlap_threshold=0.0), inputs, **options)
-    assert out.speculative_stats.events["easd_fired"] == out.speculative_stats.num_draft_tokens == 2000
+    assert out.speculative_stats.events["easd_fired"] == out.speculative_stats.num_draft_tokens == 6000
 
     def laws(lm, texts):
         with torch.no_grad():
@@ -651,7 +651,7 @@ def test_sampled_runs_follow_the_enumerated_law():
     np.add.at(observed, tuple(out.sequences[:, -3:].T.numpy()), 1)
 
     def p_value(second):
-        expected = (2000 * p0[:, None, None] * second[:, :, None] * p2).ravel()
+        expected = (6000 * p0[:, None, None] * second[:, :, None] * p2).ravel()
         rare = expected < 5
         cells = [np.append(each[~rare], each[rare].sum()) for each in (observed.ravel(), expected)]
         return chisquare(*cells).pvalue
