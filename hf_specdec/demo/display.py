@@ -90,7 +90,9 @@ def legend() -> Text:
 
 def summary(prompts: list[Prompt], timings: list[Timing]) -> Table:
     """The measured figures, a line per prompt."""
-    table = Table(title=f"medians of {len(timings[0].plain)} runs each, in turn, nothing drawn meanwhile")
+    count = len(timings[0].plain)
+    runs = "one run" if count == 1 else f"medians of {count} runs"
+    table = Table(title=f"{runs} each, plain and speculative in turn, nothing drawn meanwhile")
     for heading in ("prompt", "plain tokens/s", "speculative tokens/s", "speed-up", "acceptance", "same text"):
         table.add_column(heading, justify="left" if heading == "prompt" else "right")
     for prompt, timing in zip(prompts, timings, strict=True):

@@ -18,7 +18,7 @@ from .traces import fold
 
 CONFIG = SpeculativeConfig(drafting="hybrid", length=4)
 REPEATS = 3
-TIMING_SECONDS = 15.0
+TIMING_SECONDS = 16.0
 
 
 def run_demo(
