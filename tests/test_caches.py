@@ -39,7 +39,11 @@ MORE = torch.tensor([[5, 9, 3]])
 def sliding(window):
     shape = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
-    return MistralForCausalLM(MistralConfig(**shape, **heads, initializer_range=0.3, sliding_window=window)).eval()
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return MistralForCausalLM(
+            MistralConfig(**shape, **heads, initializer_range=0.3, sliding_window=window, eos_token_id=None)
+        ).eval()
 
 
 MODELS = {"full": target(), "sliding 6": sliding(6), "sliding 20": sliding(20)}
