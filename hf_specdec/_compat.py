@@ -4,9 +4,14 @@ Each entry names the release range it serves, so that it can be deleted when tha
 """
 
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import torch
+import transformers
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
+from transformers.cache_utils import DynamicSlidingWindowLayer
 from transformers.generation import logits_process, stopping_criteria
 
 
@@ -20,6 +25,7 @@ __all__ = [
     "cache_argument",
     "forward_parameters",
     "needs_synced_forwards",
+    "only_visible_entries",
     "undecorated_model",
     "user_set",
 ]
@@ -108,6 +114,28 @@ DELEGATING_CLASSES = frozenset(
 def cache_argument(model_kwargs: dict[str, Any]) -> Any:
     """The cache among `generate`'s model keywords, under whichever name this release uses; None when there is none."""
     return model_kwargs.get(CACHE_KEY)
+
+
+# In 5.17 a recording sliding layer attends to all that it holds, though the mask counts its window only; 5.18 cuts it.
+_ATTENDS_TO_ALL_RECORDED = transformers.__version__.startswith("5.17.")
+
+
+@contextmanager
+def only_visible_entries(cache: Any) -> Iterator[None]:
+    """Within it, a forward pass sees of each sliding layer the window alone, and what was recorded before it is kept."""
+    set_aside = []
+    for layer in getattr(cache, "layers", ()) if _ATTENDS_TO_ALL_RECORDED else ():
+        if isinstance(layer, DynamicSlidingWindowLayer) and layer.is_initialized and layer.record_past:
+            older = layer.keys.shape[-2] - (layer.sliding_window - 1)
+            if older > 0:
+                set_aside.append((layer, layer.keys[:, :, :older], layer.values[:, :, :older]))
+                layer.keys, layer.values = layer.keys[:, :, older:], layer.values[:, :, older:]
+    try:
+        yield
+    finally:
+        for layer, keys, values in set_aside:
+            layer.keys = torch.cat([keys, layer.keys], dim=-2)
+            layer.values = torch.cat([values, layer.values], dim=-2)
 
 
 def undecorated_model(model: Any) -> Any:

@@ -16,7 +16,13 @@ from torch import Tensor
 from transformers import DynamicCache, GenerationConfig, PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
 
-from hf_specdec._compat import CACHE_KEY, cache_argument, forward_parameters, undecorated_model
+from hf_specdec._compat import (
+    CACHE_KEY,
+    cache_argument,
+    forward_parameters,
+    only_visible_entries,
+    undecorated_model,
+)
 from hf_specdec.errors import UnsupportedModelError
 
 
@@ -194,7 +200,9 @@ class PrefixLM:
 
     def extend(self, new_tokens: Tensor) -> Tensor:
         """Appends one token to every row's known prefix and returns the next logits, `(batch, vocab)`."""
-        if bool((self._num_known < self._num_held).any()):
+        trailing = bool((self._num_known < self._num_held).any())
+        realigns = can_realign(self._cache)
+        if trailing and realigns:
             self._keep(self._num_known)
         # Otherwise nothing is cropped, not even by nothing: sliding layers would forget what a rejection may bring back.
         rows = torch.arange(len(new_tokens))
@@ -203,6 +211,8 @@ class PrefixLM:
         tokens = self._held.clone() if bool((self._num_known < self._num_held).any()) else self._held
         tokens[rows, self._num_known] = new_tokens.cpu()
         one = torch.ones_like(self._num_known)
+        if trailing and not realigns:  # all rows give up as much, and some are fed again
+            return self.score(tokens, self._num_known + 1, one)[:, 0]
         return self._feed(tokens, self._num_known + 1, self._num_known, one).logits[:, 0]
 
     def abandon(self, lengths: Tensor) -> None:
@@ -266,7 +276,8 @@ class PrefixLM:
         if "position_ids" in self._parameters:
             inputs["position_ids"] = positions.to(self.device)
         first = self.num_forwards == 0 and not self._started()
-        outputs = self._forward_call(input_ids=ids.to(self.device), return_dict=True, **inputs)
+        with only_visible_entries(self.cache):
+            outputs = self._forward_call(input_ids=ids.to(self.device), return_dict=True, **inputs)
         self.num_forwards += 1
         if first:
             check_croppable(self._cache, self.model)

@@ -17,6 +17,7 @@ from hf_specdec import ExactConfig
 from hf_specdec.drafters import DRAFTERS, AssistantDrafter, DraftSettings
 from hf_specdec.errors import DrafterError
 from hf_specdec.records import Budget, Context
+from tests.families import FAMILIES
 from tests.toys import noisy_copy, prompts, tiny_llama
 
 
@@ -63,12 +64,18 @@ def absolute_position_model():
         return GPT2LMHeadModel(config).eval()
 
 
+def sparse_attention_model():
+    """Its cache holds an index beside keys and values, and cannot shift one row against another."""
+    return FAMILIES["deepseek_v32"].build()
+
+
 MODELS = {
     "same vocabulary": lambda: tiny_llama(layers=2),
     "larger vocabulary": lambda: tiny_llama(vocab_size=72, layers=2),
     "smaller vocabulary": lambda: tiny_llama(vocab_size=56, layers=2),
     "sliding window": sliding_window_model,
     "absolute positions": absolute_position_model,
+    "rows cannot be realigned": sparse_attention_model,
 }
 
 
@@ -134,6 +141,7 @@ class Game:
         ("sliding window", "all"),
         ("sliding window", "some"),
         ("absolute positions", "some"),
+        ("rows cannot be realigned", "some"),
     ],
 )
 def test_drafts_equal_those_of_a_model_without_a_cache(do_sample, name, acceptance):

@@ -12,6 +12,7 @@ from transformers import LogitsProcessor, PreTrainedTokenizerFast, StoppingCrite
 from transformers.generation.streamers import BaseStreamer
 
 from hf_specdec import SpeculativeConfig
+from hf_specdec._compat import CACHE_KEY
 from tests.toys import drafters_for, prompts, tiny_llama
 
 
@@ -37,6 +38,8 @@ def drafter(accepted, attn_implementation="sdpa"):
 
 def plain(inputs, model=None, **options):
     """What transformers' own loop gives; `inputs` are the keyword arguments that say what to continue."""
+    if "cache" in options:
+        options[CACHE_KEY] = options.pop("cache")
     options = {"max_new_tokens": 16, "do_sample": False, "pad_token_id": 0} | options
     return (model or target()).generate(**inputs, **options)
 

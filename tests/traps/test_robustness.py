@@ -11,6 +11,7 @@ from torch import distributed
 from transformers import DynamicCache, WhisperConfig, WhisperForConditionalGeneration
 
 from hf_specdec import DrafterError, ScriptedDrafter, SpeculativeConfig, UnsupportedModelError
+from hf_specdec._compat import CACHE_KEY
 from hf_specdec.drafters import AssistantDrafter
 from hf_specdec.records import Draft
 from tests.test_caches import assert_same_cache, sliding
@@ -253,7 +254,7 @@ def decode_in_step(rank, file, accepted, batch_size, answers):
             return_dict_in_generate=True,
             eos_token_id=35,
         )
-        answers.put((rank, tokens(output), len(passes), output.cache.get_seq_length()))
+        answers.put((rank, tokens(output), len(passes), output[CACHE_KEY].get_seq_length()))
     finally:
         distributed.destroy_process_group()
 
