@@ -16,7 +16,7 @@ from huggingface_hub import HfApi, hf_hub_download
 from hf_specdec.acceptance import ACCEPTANCE, EASD, Exact
 from hf_specdec.errors import InvalidConfigError
 from hf_specdec.laws import EntropyKind
-from hf_specdec.lengths import LENGTHS, AdditiveLength, ConstantLength, CostTable
+from hf_specdec.lengths import LENGTHS, ConstantLength, CostTable, GoodputLength
 from hf_specdec.records import AcceptanceRule, LengthController
 
 
@@ -103,7 +103,7 @@ class BaseConfig(ABC):
         if isinstance(self.length, int):
             return ConstantLength(self.length)
         if isinstance(self.length, str):
-            return AdditiveLength() if deterministic else ConstantLength(5)
+            return GoodputLength() if deterministic else ConstantLength(5)
         return self.length
 
     def drafting_for(self, *, has_assistant: bool, deterministic: bool) -> str:

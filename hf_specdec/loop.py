@@ -143,14 +143,13 @@ def _goes_on(run: Run) -> bool:
 def _cap(run: Run, budget: Budget) -> Budget:
     """The controller's wish, cut to what the run has left; one place is the target's own token."""
     room = (run.max_length - run.sequences.lengths - 1).clamp(min=0)
-    wanted = torch.minimum(budget.max_tokens, room)
-    return Budget(torch.where(run.sequences.active, wanted, 0), budget.min_confidence)
+    return budget.capped(torch.where(run.sequences.active, room, 0))
 
 
 def _propose(run: Run, budget: Budget) -> tuple[Draft, str | None]:
     """The drafter's proposal. A drafter that fails is reported once and not asked again."""
     texts = run.sequences
-    if run.drafter is None or budget.width == 0:
+    if run.drafter is None or not bool((budget.limit > 0).any()):
         return Draft.empty(texts.batch_size), None
     context = Context(texts.tokens, texts.lengths, run.prompt_mask, texts.active)
     try:
@@ -250,6 +249,7 @@ def _round(
         verify_seconds=verify_seconds,
         prefill_seconds=draft.prefill_seconds,
         source=draft.source,
+        stretches=draft.kinds,
         is_prefill=is_prefill,
         events=committed.events,
         problem=problem,

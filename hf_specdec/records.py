@@ -8,7 +8,7 @@ rejected one and the *bonus* follows a draft that was accepted whole.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -25,9 +25,11 @@ __all__ = [
     "Draft",
     "Drafter",
     "Evidence",
+    "Forecast",
     "LengthController",
     "LengthSchedule",
     "Outcome",
+    "Plan",
     "Round",
     "Verdict",
     "choice_law",
@@ -71,14 +73,57 @@ class Budget:
         max_tokens (`torch.LongTensor` of shape `(batch,)`): Most tokens each row may draft now; 0 for none.
         min_confidence (`float`): A row stops *before* a position whose largest draft probability is below this. The
             decision looks at the law and never at the token drawn from it, which keeps sampling exact.
+        min_survival (`float`): Drafting stops *after* a position at which the product of a row's largest draft
+            probabilities so far, as the mean over the unfinished rows (0 for those that draft no more), is below this.
+        ceiling (`torch.LongTensor` of shape `(batch,)`, *optional*): Most tokens for a drafter that asks the `forecast`;
+            `max_tokens` is the advice for the others.
+        forecast ([`Forecast`], *optional*): Helps drafters that have a choice of drafts.
     """
 
     max_tokens: Tensor
     min_confidence: float = 0.0
+    min_survival: float = 0.0
+    ceiling: Tensor | None = None
+    forecast: Forecast | None = None
 
     @property
     def width(self) -> int:
         return int(self.max_tokens.max()) if self.max_tokens.numel() else 0
+
+    @property
+    def limit(self) -> Tensor:
+        """`(batch,)`, tokens that no draft may exceed."""
+        return self.max_tokens if self.ceiling is None else self.ceiling
+
+    def capped(self, most: Tensor) -> Budget:
+        """The same with at most `most` (`(batch,)`) tokens per row."""
+        ceiling = None if self.ceiling is None else torch.minimum(self.ceiling, most)
+        return replace(self, max_tokens=torch.minimum(self.max_tokens, most), ceiling=ceiling)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What each row drafts: the first tokens of its n-gram match, or tokens of the model.
+
+    Args:
+        from_match (`Sequence[int]`): Tokens of the match that each row takes.
+        from_model (`Sequence[int]`): Most tokens that the model drafts for each row; 0 where the match is taken.
+    """
+
+    from_match: Sequence[int]
+    from_model: Sequence[int]
+
+
+class Forecast(Protocol):
+    """What a length controller expects of the drafts that a drafter could make."""
+
+    def plan(self, offers: Sequence[tuple[str, int] | None], *, with_model: bool) -> Plan:
+        """The best drafts for rows that are each offered a match, `(kind, tokens)`, or None, and perhaps a model."""
+        ...
+
+    def extension(self, kind: str, offered: int, drafted: int) -> int:
+        """How many of the `offered` tokens of a match should follow `drafted` tokens of the model."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -96,6 +141,8 @@ class Draft:
         parents (`torch.LongTensor` of shape `(batch, width)`, *optional*): Parent of each node when the draft is a tree;
             None for a chain.
         source (`str`): What drafted, for the statistics.
+        stretches (`Sequence[Sequence[tuple[str, int]]]`, *optional*): For each row, what kind of draft its tokens are,
+            `(kind, tokens)` from left to right. None says that all are of the kind `source`.
         prefill_seconds (`float`): Time spent on the prompt, the first time a drafter sees it.
     """
 
@@ -105,6 +152,7 @@ class Draft:
     logits: Tensor | None = None
     parents: Tensor | None = None
     source: str = "none"
+    stretches: Sequence[Sequence[tuple[str, int]]] | None = None
     prefill_seconds: float = 0.0
 
     @property
@@ -112,9 +160,31 @@ class Draft:
         return self.tokens.shape[1]
 
     @property
+    def kinds(self) -> Sequence[Sequence[tuple[str, int]]]:
+        """The stretches of every row, written out."""
+        if self.stretches is not None:
+            return self.stretches
+        return [[(self.source, length)] if length else [] for length in self.lengths.tolist()]
+
+    @property
     def valid(self) -> Tensor:
         """`(batch, width)`, True where a row really drafted."""
         return torch.arange(self.width) < self.lengths[:, None]
+
+    def first(self, most: Tensor) -> Draft:
+        """The first `most[b]` tokens of each row."""
+        if bool((self.lengths <= most).all()):
+            return self
+        lengths = torch.minimum(self.lengths, most)
+        width = int(lengths.max())
+        return replace(
+            self,
+            tokens=self.tokens[:, :width],
+            lengths=lengths,
+            q=None if self.q is None else self.q[:, :width],
+            logits=None if self.logits is None else self.logits[:, :width],
+            stretches=[_cut(row, int(length)) for row, length in zip(self.kinds, lengths, strict=True)],
+        )
 
     @classmethod
     def empty(cls, batch_size: int) -> Draft:
@@ -128,10 +198,10 @@ class Draft:
                 f"a draft must have tokens [{rows}, width] and lengths [{rows}], got {tuple(self.tokens.shape)} and "
                 f"{tuple(self.lengths.shape)}"
             )
-        if bool((self.lengths > budget.max_tokens).any()) or bool((self.lengths > self.width).any()):
+        if bool((self.lengths > budget.limit).any()) or bool((self.lengths > self.width).any()):
             raise DrafterError(
                 f"a draft is longer than its budget: {self.lengths.tolist()} tokens in {self.width} columns, "
-                f"allowed {budget.max_tokens.tolist()}"
+                f"allowed {budget.limit.tolist()}"
             )
         drafted = self.tokens[self.valid]
         if drafted.numel() and (int(drafted.min()) < 0 or int(drafted.max()) >= vocab_size):
@@ -143,6 +213,15 @@ class Draft:
         if self.logits is not None and bool(self.logits[self.valid.to(self.logits.device)].isnan().any()):
             raise DrafterError("the drafter's logits contain NaN")
         return self
+
+
+def _cut(stretches: Sequence[tuple[str, int]], length: int) -> list[tuple[str, int]]:
+    kept = []
+    for kind, number in stretches:
+        if length > 0:
+            kept.append((kind, min(number, length)))
+        length -= number
+    return kept
 
 
 @dataclass(frozen=True)
@@ -259,6 +338,7 @@ class Round:
             the round in which it first sees the prompt.
         verify_seconds (`float`): Time of the target's forward pass, the verdict and the commit.
         source (`str`): What drafted.
+        stretches (`Sequence[Sequence[tuple[str, int]]]`): See [`Draft`].
         is_prefill (`bool`): True for the record of the prompt's forward pass, which is not a round.
         events (`dict[str, torch.LongTensor]`): Counts of shape `(batch,)`.
         problem (`str`, *optional*): What went wrong with the drafter in this round.
@@ -273,6 +353,7 @@ class Round:
     verify_seconds: float = 0.0
     prefill_seconds: float = 0.0
     source: str = "none"
+    stretches: Sequence[Sequence[tuple[str, int]]] = ()
     is_prefill: bool = False
     events: Mapping[str, Any] = field(default_factory=dict)
     problem: str | None = None

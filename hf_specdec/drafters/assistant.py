@@ -51,6 +51,7 @@ class AssistantDrafter(DrafterBase):
         laws: list[Tensor] = []
         raw: list[Tensor] = []
         peaks: list[Tensor] = []
+        survival = torch.ones(context.batch_size)
         for step in range(budget.width):
             sequences = _append(context, tokens)
             scores = warp(self.settings.warpers, sequences, context.lengths + lengths, logits[:, None])[:, 0]
@@ -71,6 +72,10 @@ class AssistantDrafter(DrafterBase):
             open_rows = open_rows & (budget.max_tokens > step + 1) & ~self._is_eos(token)
             if step + 1 == budget.width or not bool(open_rows.any()):
                 break
+            if budget.min_survival > 0:
+                survival = survival * scores.softmax(-1).max(-1).values.cpu()
+                if not worth_a_step(survival, open_rows, context.unfinished, budget.min_survival):
+                    break
             logits = self._fit(self._lm(context).extend(token.clamp(max=self.embedding_rows - 1)))
         self._refuse_nan(torch.stack(peaks))
         if not tokens:
@@ -116,6 +121,11 @@ class AssistantDrafter(DrafterBase):
 
     def _is_eos(self, token: Tensor) -> Tensor:
         return torch.isin(token, torch.tensor(self.settings.eos_token_ids, dtype=token.dtype))
+
+
+def worth_a_step(survival: Tensor, open_rows: Tensor, unfinished: Tensor, bound: float) -> bool:
+    """Whether drafts with these chances (`(batch,)`) of being accepted so far deserve another step; see [`Budget`]."""
+    return float(torch.where(open_rows, survival, 0.0)[unfinished].mean()) >= bound
 
 
 def _append(context: Context, drafted: list[Tensor]) -> Tensor:

@@ -1,15 +1,17 @@
-"""N-gram drafts where the text repeats itself, model drafts elsewhere."""
+"""N-gram drafts where the text repeats itself, model drafts elsewhere, and matches that go on where the model stops."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import final
 
 import torch
 from torch import Tensor
 
 from hf_specdec.drafters.base import DrafterBase, DraftSettings
+from hf_specdec.drafters.prompt_lookup import PromptLookupDrafter, offer
 from hf_specdec.laws import one_hot
-from hf_specdec.records import Budget, Context, Draft
+from hf_specdec.records import Budget, Context, Draft, Forecast
 
 
 __all__ = ["HybridDrafter"]
@@ -17,45 +19,98 @@ __all__ = ["HybridDrafter"]
 
 @final
 class HybridDrafter(DrafterBase):
-    """Per round and row: the n-gram match when there is one, else the model's draft.
+    """Per round and row: the n-gram match or the model's draft, whichever is expected to be worth more.
+
+    Where the length controller forecasts (`GoodputLength`), it chooses, and a match of the text with the model's draft may
+    extend that draft for nothing. Under other controllers the match goes first, as long as there is one.
 
     A rule that measures the drafter's uncertainty (EASD) is blind in the rows and rounds that an n-gram match serves.
 
     Args:
         settings ([`DraftSettings`]): What it must know about the run.
-        ngram, model ([`DrafterBase`]): The two drafters.
+        ngram ([`PromptLookupDrafter`]): Finds matches.
+        model ([`DrafterBase`]): Drafts the rest.
     """
 
-    def __init__(self, settings: DraftSettings, ngram: DrafterBase, model: DrafterBase) -> None:
+    def __init__(self, settings: DraftSettings, ngram: PromptLookupDrafter, model: DrafterBase) -> None:
         super().__init__(settings)
         self.ngram, self.model = ngram, model
 
     def propose(self, context: Context, budget: Budget) -> Draft:
-        matched = self.ngram.propose(context, budget)
-        left_over = torch.where(matched.lengths > 0, 0, budget.max_tokens)
-        if not bool((left_over > 0)[context.unfinished].any()):
+        matched = self.ngram.match(context, budget.limit)
+        from_match, from_model = self._plan(context, budget, matched)
+        matched = matched.first(from_match)
+        if not bool((from_model > 0)[context.unfinished].any()):
             return matched
-        modelled = self.model.propose(context, Budget(left_over, budget.min_confidence))
-        return self._merge(matched, modelled) if bool((matched.lengths > 0).any()) else modelled
+        modelled = self.model.propose(context, Budget(from_model, budget.min_confidence, budget.min_survival))
+        extended = Draft.empty(context.batch_size)
+        if budget.forecast is not None:
+            extended = self._extension(context, modelled, budget.limit, budget.forecast)
+        if matched.width == 0 and extended.width == 0:
+            return modelled
+        return _joined(matched, modelled, extended)
 
-    def _merge(self, matched: Draft, modelled: Draft) -> Draft:
-        width = max(matched.width, modelled.width)
-        from_ngram = matched.lengths > 0
-        tokens = torch.where(from_ngram[:, None], _widen(matched.tokens, width), _widen(modelled.tokens, width))
-        q = logits = None
-        if modelled.q is not None:
-            laws = _widen(modelled.q, width)
-            masses = one_hot(tokens.to(laws.device), laws.shape[-1], laws.dtype)
-            q = torch.where(from_ngram.to(laws.device)[:, None, None], masses, laws)
-        if modelled.logits is not None:
-            raw = _widen(modelled.logits, width)
-            sure = one_hot(tokens.to(raw.device), raw.shape[-1], raw.dtype).log()
-            logits = torch.where(from_ngram.to(raw.device)[:, None, None], sure, raw)
-        lengths = torch.where(from_ngram, matched.lengths, modelled.lengths)
-        return Draft(tokens, lengths, q=q, logits=logits, source="hybrid", prefill_seconds=modelled.prefill_seconds)
+    def _plan(self, context: Context, budget: Budget, matched: Draft) -> tuple[Tensor, Tensor]:
+        """Tokens of each row's match, and of the model."""
+        if budget.forecast is None:
+            return matched.lengths, torch.where(matched.lengths > 0, 0, budget.max_tokens)
+        rows = (context.unfinished & (budget.limit > 0)).nonzero()[:, 0].tolist()
+        plan = budget.forecast.plan([offer(matched, row) for row in rows], with_model=True)
+        from_match, from_model = torch.zeros_like(budget.limit), torch.zeros_like(budget.limit)
+        from_match[rows], from_model[rows] = torch.tensor(plan.from_match), torch.tensor(plan.from_model)
+        return from_match, from_model.minimum(budget.limit)
+
+    def _extension(self, context: Context, modelled: Draft, limit: Tensor, forecast: Forecast) -> Draft:
+        """What the matches of the text with the model's draft add to it."""
+        room = torch.where(modelled.lengths > 0, limit - modelled.lengths, 0)
+        matched = self.ngram.match(_with_draft(context, modelled), room)
+        most = torch.zeros_like(room)
+        for row in (matched.lengths > 0).nonzero()[:, 0].tolist():
+            drafted = int(modelled.lengths[row])
+            if int(modelled.tokens[row, drafted - 1]) not in self.settings.eos_token_ids:
+                kind, offered = matched.kinds[row][0]
+                most[row] = forecast.extension(kind, offered, drafted)
+        return matched.first(most)
 
 
-def _widen(values: Tensor, width: int) -> Tensor:
-    """`values` (`(batch, columns, ...)`) with zero columns appended up to `width`."""
-    missing = width - values.shape[1]
-    return torch.cat([values, values.new_zeros(values.shape[0], missing, *values.shape[2:])], 1) if missing else values
+def _with_draft(context: Context, draft: Draft) -> Context:
+    """The context as it would be if the draft were accepted whole."""
+    lengths = context.lengths + draft.lengths
+    tokens = torch.nn.functional.pad(context.tokens, (0, max(0, int(lengths.max()) - context.tokens.shape[1])))
+    rows, columns = draft.valid.nonzero(as_tuple=True)
+    tokens = tokens.clone()
+    tokens[rows, context.lengths[rows] + columns] = draft.tokens[rows, columns]
+    return replace(context, tokens=tokens, lengths=lengths)
+
+
+def _joined(matched: Draft, modelled: Draft, extended: Draft) -> Draft:
+    """Each row's match or model draft, and what extends the latter. N-gram tokens are point masses."""
+    lengths = matched.lengths + modelled.lengths + extended.lengths
+    width = int(lengths.max())
+    tokens = torch.zeros(len(lengths), width, dtype=torch.long)
+    free = torch.arange(width) < lengths[:, None]
+    for part, first in ((matched, 0), (modelled, 0), (extended, modelled.lengths)):
+        rows, columns = part.valid.nonzero(as_tuple=True)
+        places = columns + (first if isinstance(first, int) else first[rows])
+        tokens[rows, places] = part.tokens[rows, columns]
+        if part is modelled:
+            free[rows, places] = False
+    return Draft(
+        tokens,
+        lengths,
+        q=_with_masses(modelled.q, tokens, free),
+        logits=_with_masses(modelled.logits, tokens, free, log=True),
+        source="hybrid",
+        stretches=[[*a, *b, *c] for a, b, c in zip(matched.kinds, modelled.kinds, extended.kinds, strict=True)],
+        prefill_seconds=modelled.prefill_seconds,
+    )
+
+
+def _with_masses(laws: Tensor | None, tokens: Tensor, free: Tensor, *, log: bool = False) -> Tensor | None:
+    """Laws `(batch, columns, vocab)` as wide as `tokens`, and a point mass wherever the token was `free`."""
+    if laws is None:
+        return None
+    missing = tokens.shape[1] - laws.shape[1]
+    laws = torch.nn.functional.pad(laws, (0, 0, 0, missing))
+    masses = one_hot(tokens.to(laws.device), laws.shape[-1], laws.dtype)
+    return torch.where(free.to(laws.device)[..., None], masses.log() if log else masses, laws)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import final
 
 import torch
+from torch import Tensor
 
 from hf_specdec.drafters.base import DrafterBase, DraftSettings
 from hf_specdec.errors import InvalidConfigError
 from hf_specdec.records import Budget, Context, Draft
 
 
-__all__ = ["PromptLookupDrafter"]
+__all__ = ["PromptLookupDrafter", "offer"]
 
 
 @final
@@ -32,19 +33,33 @@ class PromptLookupDrafter(DrafterBase):
         self.largest, self.smallest = largest, smallest
 
     def propose(self, context: Context, budget: Budget) -> Draft:
+        matched = self.match(context, budget.limit)
+        if budget.forecast is None or matched.width == 0:
+            return matched
+        rows = context.unfinished.nonzero()[:, 0].tolist()
+        plan = budget.forecast.plan([offer(matched, row) for row in rows], with_model=False)
+        most = torch.zeros_like(matched.lengths)
+        most[rows] = torch.tensor(plan.from_match)
+        return matched.first(most)
+
+    def match(self, context: Context, max_tokens: Tensor) -> Draft:
+        """All that followed each row's match, at most `max_tokens[b]` tokens."""
         found = [
-            self._lookup(context, row, int(budget.max_tokens[row])) if bool(context.unfinished[row]) else []
+            self._lookup(context, row, int(max_tokens[row])) if bool(context.unfinished[row]) else (0, [])
             for row in range(context.batch_size)
         ]
-        width = max(map(len, found), default=0)
+        width = max(len(drafted) for _, drafted in found)
         if width == 0:
             return Draft.empty(context.batch_size)
-        tokens = torch.tensor([drafted + [0] * (width - len(drafted)) for drafted in found])
-        return Draft(tokens, torch.tensor([len(drafted) for drafted in found]), source="ngram")
+        tokens = torch.tensor([drafted + [0] * (width - len(drafted)) for _, drafted in found])
+        lengths = torch.tensor([len(drafted) for _, drafted in found])
+        stretches = [[(f"ngram-{size}", len(drafted))] if drafted else [] for size, drafted in found]
+        return Draft(tokens, lengths, source="ngram", stretches=stretches)
 
-    def _lookup(self, context: Context, row: int, max_tokens: int) -> list[int]:
+    def _lookup(self, context: Context, row: int, max_tokens: int) -> tuple[int, list[int]]:
+        """The size of the longest match, and the tokens after it."""
         if max_tokens < 1:
-            return []
+            return 0, []
         prefix = context.tokens[row, : int(context.lengths[row])]
         if context.prompt_mask is not None:
             prefix = prefix[int((context.prompt_mask[row] == 0).sum()) :]
@@ -52,8 +67,8 @@ class PromptLookupDrafter(DrafterBase):
             hits = (prefix[:-1].unfold(0, size, 1) == prefix[-size:]).all(-1).nonzero()[:, 0]
             if hits.numel():
                 start = int(hits[-1]) + size
-                return self._usable(prefix[start : start + max_tokens].tolist())
-        return []
+                return size, self._usable(prefix[start : start + max_tokens].tolist())
+        return 0, []
 
     def _usable(self, drafted: list[int]) -> list[int]:
         """The draft up to and including its first EOS, and before the first id that the target has no logit for."""
@@ -63,3 +78,9 @@ class PromptLookupDrafter(DrafterBase):
             if token in self.settings.eos_token_ids:
                 return drafted[: i + 1]
         return drafted
+
+
+def offer(matched: Draft, row: int) -> tuple[str, int] | None:
+    """The kind and the length of a row's match; None where there is none."""
+    stretches = matched.kinds[row]
+    return stretches[0] if stretches else None

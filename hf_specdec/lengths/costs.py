@@ -36,15 +36,17 @@ class CostTable:
             raise InvalidConfigError("seconds must be positive")
 
     def pass_seconds(self, width: int) -> float:
-        """Seconds of a target pass over `width` tokens: between two known widths a straight line, beyond them flat to the
-        left and the last slope to the right. A wider pass is never taken for cheaper."""
+        """Seconds of a target pass over `width` tokens: between two known widths a straight line, flat to the left of them,
+        and to the right of them the mean slope of all. A wider pass is never taken for cheaper."""
         known = _growing(self.target)
-        if width <= known[0][0] or len(known) == 1:
-            return known[0][1] if width <= known[0][0] else known[-1][1]
+        (first, lowest), (last, highest) = known[0], known[-1]
+        if width <= first:
+            return lowest
         for (left, low), (right, high) in pairwise(known):
-            if width <= right or right == known[-1][0]:
+            if width <= right:
                 return low + (high - low) * (width - left) / (right - left)
-        return known[-1][1]
+        slope = (highest - lowest) / (last - first) if last > first else 0.0
+        return highest + slope * (width - last)
 
 
 def _growing(target: tuple[tuple[int, float], ...]) -> list[tuple[int, float]]:

@@ -1,37 +1,26 @@
-"""The length that yields the most tokens per second, from what acceptance and cost turn out to be."""
+"""The draft that yields the most tokens per second, from what acceptance and cost turn out to be."""
 
 from __future__ import annotations
 
-import math
 import statistics
-from collections import defaultdict, deque
-from dataclasses import dataclass, field
+from collections import deque
+from dataclasses import dataclass
 from typing import final
 
 import torch
-from torch import Tensor
 
 from hf_specdec.errors import InvalidConfigError
 from hf_specdec.lengths.costs import CostTable
+from hf_specdec.lengths.forecast import GoodputForecast, is_free
+from hf_specdec.lengths.track_record import TrackRecord
 from hf_specdec.records import Budget, Round
 
 
-__all__ = ["GoodputLength", "expected_tokens"]
+__all__ = ["GoodputLength"]
 
 _WINDOW = 9  # measurements whose median counts
-_WARM_UP = (2, 0)  # first lengths, so that the costs of plain and of verifying passes are known early
-
-
-def expected_tokens(acceptance: list[float], length: int) -> float:
-    """`1 + a_1 + a_1 a_2 + ...`: tokens that a draft of `length` yields, its correction or bonus included.
-
-    Leviathan et al. 2023 (arXiv 2211.17192), equation 1, with an acceptance `a_i` for each position.
-    """
-    total, reached = 1.0, 1.0
-    for position in range(length):
-        reached *= acceptance[position]
-        total += reached
-    return total
+_FAMILIAR = 0.6  # share of a match's doubt that each further token of it leaves
+_CERTAIN = 1.0
 
 
 @final
@@ -39,9 +28,11 @@ def expected_tokens(acceptance: list[float], length: int) -> float:
 class GoodputLength:
     """Maximises expected tokens per second, and stops drafting where no draft pays.
 
-    Each round it takes the length `g` with the largest `E[tokens](g) / (g * draft step + target pass(g + 1))`. Acceptance
-    is tracked per position and drafter, costs are medians of what this run measured. Where plain decoding wins, it decodes
-    plainly and probes again after 16 rounds, then 32, 64, and so on.
+    Each round it takes the length `g` with the largest `E[tokens](g) / (g * draft step + target pass(g + 1))`, and a draft
+    ends early where its own probability says that another step is not worth its seconds. Acceptance is tracked per position
+    and kind of draft (n-gram matches by the length of the match), costs are medians of what this run measured. The hybrid
+    drafter chooses between match and model by the same figures. A kind that does not pay rests for 16 rounds, then 32, 64,
+    and so on, with a short trial in between.
 
     What is measured depends on the clock. Where the length must not (a seed should reproduce a sampled text), pass `costs`.
 
@@ -49,13 +40,13 @@ class GoodputLength:
         longest (`int`): Longest draft.
         costs ([`CostTable`], *optional*): Frozen costs; nothing is measured then, and the lengths are a function of the
             texts alone.
-        prior (`float`): Acceptance that is assumed at first.
+        prior (`float`): Acceptance that is assumed of a drafter at first.
         memory (`float`): Weight that an observation keeps for each newer one of its kind.
-        first_pause (`int`): Plain rounds before the first new probe.
+        first_pause (`int`): Rounds for which a kind that does not pay rests the first time.
         patience (`float`): Standard errors by which the acceptance may be better than it looks before drafting stops.
     """
 
-    longest: int = 10
+    longest: int = 16
     costs: CostTable | None = None
     prior: float = 0.7
     memory: float = 0.97
@@ -74,37 +65,11 @@ class GoodputLength:
         """The schedule of one `generate` call with `batch_size` rows."""
         return GoodputSchedule(self, batch_size)
 
-
-@dataclass
-class _Acceptance:
-    """Decaying counts of accepted and verified drafts at each position."""
-
-    controller: GoodputLength
-    accepted: list[float] = field(init=False)
-    verified: list[float] = field(init=False)
-
-    def __post_init__(self) -> None:
-        weight = 1.5  # of the prior, in observations
-        self.accepted = [self.controller.prior * weight] * self.controller.longest
-        self.verified = [weight] * self.controller.longest
-
-    def observe(self, num_verified: Tensor, num_accepted: Tensor) -> None:
-        for position in range(min(int(num_verified.max()), self.controller.longest)):
-            tried = int((num_verified > position).sum())
-            kept = self.controller.memory**tried
-            self.verified[position] = self.verified[position] * kept + tried
-            self.accepted[position] = self.accepted[position] * kept + int((num_accepted > position).sum())
-
-    def rates(self, optimism: float = 0.0) -> list[float]:
-        """Estimates by position, raised by `optimism` standard errors; one that was hardly ever reached leans on the
-        position before it."""
-        rates: list[float] = []
-        for accepted, verified in zip(self.accepted, self.verified, strict=True):
-            own = accepted / verified
-            own = min(1.0, own + optimism * math.sqrt(max(own * (1 - own), 0.01) / verified))
-            trust = verified / (verified + 4.0)
-            rates.append(own if not rates else trust * own + (1 - trust) * rates[-1])
-        return rates
+    def prior_of(self, kind: str) -> float:
+        """Acceptance assumed of a kind nobody has seen; a longer match deserves more trust."""
+        if not is_free(kind):
+            return self.prior
+        return 1.0 - _FAMILIAR ** int(kind.rpartition("-")[2])
 
 
 @final
@@ -115,61 +80,83 @@ class GoodputSchedule:
         self.controller = controller
         self.batch_size = batch_size
         self.num_rounds = 0
-        self._acceptance: defaultdict[str, _Acceptance] = defaultdict(lambda: _Acceptance(controller))
-        self._passes: defaultdict[int, deque[float]] = defaultdict(lambda: deque(maxlen=_WINDOW))
+        self._records: dict[str, TrackRecord] = {}
+        self._passes: dict[int, deque[float]] = {}
         self._draft_steps: deque[float] = deque(maxlen=_WINDOW)
-        self._pause = controller.first_pause
-        self._resume_at: int | None = None
-        self._source = "model"
+        self._kind = "model"
 
     def next_budget(self) -> Budget:
-        return Budget(torch.full((self.batch_size,), self._next_length()))
+        if self.controller.costs is None and self.num_rounds == 0:
+            return Budget(torch.zeros(self.batch_size, dtype=torch.long))  # what a plain step costs
+        forecast = self.forecast()
+        ceiling = torch.full((self.batch_size,), self.controller.longest)
+        return Budget(
+            ceiling.clamp(max=forecast.length), min_survival=forecast.min_survival, ceiling=ceiling, forecast=forecast
+        )
 
-    def _next_length(self) -> int:
-        if self.controller.costs is None and self.num_rounds < len(_WARM_UP):
-            return min(_WARM_UP[self.num_rounds], self.controller.longest)
-        if self._resume_at is not None:
-            if self.num_rounds < self._resume_at:
-                return 0
-            return max(1, self.best_length(self._source, at_least=1))
-        best = self.best_length(self._source)
-        if best > 0:
-            return best
-        if self.best_length(self._source, optimism=self.controller.patience) > 0:
-            return 1  # too few drafts were judged to be sure that none pays
-        self._resume_at = self.num_rounds + self._pause
-        self._pause = min(self._pause * 2, 512)
-        return 0
-
-    def best_length(self, source: str, at_least: int = 0, optimism: float = 0.0) -> int:
-        """The length with the largest expected tokens per second."""
-        rates, costs = self._acceptance[source].rates(optimism), self.costs()
-        step = costs.draft_step if source == "model" else 0.0
-        goodput = {
-            length: expected_tokens(rates, length) / (length * step + costs.pass_seconds(length + 1))
-            for length in range(at_least, self.controller.longest + 1)
-        }
-        return max(goodput, key=lambda length: (goodput[length], -length))
+    def forecast(self) -> GoodputForecast:
+        """What is known now."""
+        kinds = {self._kind, *(f"ngram-{size}" for size in range(1, self.controller.longest + 1)), *self._records}
+        rates = {kind: rates for kind in sorted(kinds) if (rates := self._rates(kind)) is not None}
+        return GoodputForecast(self.costs(), rates, self._kind, self.controller.longest)
 
     def costs(self) -> CostTable:
         """Frozen costs, or the medians so far."""
         if self.controller.costs is not None:
             return self.controller.costs
         passes = tuple((width, statistics.median(self._passes[width])) for width in sorted(self._passes))
-        return CostTable(statistics.median(self._draft_steps) if self._draft_steps else 0.0, passes)
+        step = statistics.median(self._draft_steps) if self._draft_steps else 0.25 * passes[0][1]
+        return CostTable(step, passes)
 
     def observe(self, round_: Round) -> None:
         self.num_rounds += 1
         width = int(round_.num_drafted.max())
-        self._passes[width + 1].append(round_.verify_seconds)
-        if width == 0:
-            return
-        self._source = round_.source
-        if round_.source == "model":
-            self._draft_steps.append(round_.draft_seconds / width)
-        self._acceptance[round_.source].observe(round_.num_verified, round_.num_accepted)
-        if self._resume_at is not None and self.best_length(round_.source) > 0:
-            self._resume_at, self._pause = None, self.controller.first_pause
-        elif self._resume_at is not None and self.num_rounds > self._resume_at:
-            self._resume_at = self.num_rounds + self._pause
-            self._pause = min(self._pause * 2, 512)
+        self._passes.setdefault(width + 1, deque(maxlen=_WINDOW)).append(round_.verify_seconds)
+        seen: set[str] = set()
+        steps = 0
+        for row, stretches in enumerate(round_.stretches):
+            verified, accepted = int(round_.num_verified[row]), int(round_.num_accepted[row])
+            for kind, length in stretches:
+                self._record(kind).observe(min(verified, length), min(accepted, length))
+                verified, accepted = max(0, verified - length), max(0, accepted - length)
+                steps = steps if is_free(kind) else max(steps, length)
+                seen.add(kind)
+        if steps:
+            self._draft_steps.append(round_.draft_seconds / steps)
+        for kind in sorted(seen):
+            self._judge(kind)
+        self._kind = next((kind for kind in sorted(seen) if not is_free(kind)), self._kind)
+
+    def _record(self, kind: str) -> TrackRecord:
+        if kind not in self._records:
+            options = self.controller
+            self._records[kind] = TrackRecord(
+                options.prior_of(kind), options.longest, options.memory, options.first_pause
+            )
+        return self._records[kind]
+
+    def _rates(self, kind: str) -> tuple[float, ...] | None:
+        """Acceptance by position; None while the kind rests, and the best that can be hoped for when it is on trial."""
+        record = self._record(kind)
+        if record.rests(self.num_rounds):
+            return None
+        if record.resume_at is not None:
+            return self._trial(kind, (_CERTAIN,) * self.controller.longest)
+        rates = record.rates()
+        # Too few drafts may have been judged to be sure that none pays.
+        return rates if self._pays(kind, rates) else self._trial(kind, record.rates(self.controller.patience))
+
+    def _trial(self, kind: str, rates: tuple[float, ...]) -> tuple[float, ...]:
+        """Free drafts are tried at length, those of a model with a single token."""
+        return rates if is_free(kind) else (rates[0],) + (0.0,) * (self.controller.longest - 1)
+
+    def _judge(self, kind: str) -> None:
+        """Lets a kind rest that does not pay, even if its acceptance were somewhat better than it looks."""
+        record = self._record(kind)
+        if self._pays(kind, record.rates()):
+            record.work()
+        elif record.resume_at is not None or not self._pays(kind, record.rates(self.controller.patience)):
+            record.rest(self.num_rounds)
+
+    def _pays(self, kind: str, rates: tuple[float, ...]) -> bool:
+        return GoodputForecast(self.costs(), {kind: rates}, kind, self.controller.longest).length > 0

@@ -299,7 +299,7 @@ def test_padded_vocabularies_change_no_text(vocab_size, batch_size):
     out = target.generate(
         **inputs,
         assistant_model=draft_model,
-        speculative_config=ExactConfig(drafting="model", on_drafter_error="raise"),
+        speculative_config=ExactConfig(drafting="model", length=4, on_drafter_error="raise"),
         do_sample=False,
         max_new_tokens=20,
         return_dict_in_generate=True,

@@ -30,6 +30,9 @@ class Fixed(DrafterBase):
         self.asked.append(budget)
         return self.draft
 
+    def match(self, context, max_tokens):
+        return self.propose(context, Budget(max_tokens))
+
 
 def ngram_draft(*rows):
     width = max(map(len, rows), default=0)
@@ -118,8 +121,7 @@ def test_the_model_is_not_asked_for_rows_without_a_budget():
 
 
 def test_the_confidence_bound_reaches_the_model():
-    _, ngram, model = merged(ngram_draft([3], []), model_draft([], [1]), [2, 2], min_confidence=0.3)
-    assert ngram.asked[0].min_confidence == 0.3
+    *_, model = merged(ngram_draft([3], []), model_draft([], [1]), [2, 2], min_confidence=0.3)
     assert model.asked[0].min_confidence == 0.3
 
 

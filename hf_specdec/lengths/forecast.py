@@ -1,0 +1,135 @@
+"""What drafts of each kind would bring in the coming round, and what they would cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import final
+
+from hf_specdec.lengths.costs import CostTable
+from hf_specdec.records import Plan
+
+
+__all__ = ["GoodputForecast", "expected_tokens", "is_free"]
+
+_SUREST = 0.95  # no survival bound asks for more
+
+
+def expected_tokens(acceptance: Sequence[float], length: int) -> float:
+    """`1 + a_1 + a_1 a_2 + ...`: tokens that a draft of `length` yields, its correction or bonus included.
+
+    Leviathan et al. 2023 (arXiv 2211.17192), equation 1, with an acceptance `a_i` for each position.
+    """
+    total, reached = 1.0, 1.0
+    for position in range(length):
+        reached *= acceptance[position]
+        total += reached
+    return total
+
+
+def is_free(kind: str) -> bool:
+    """Whether drafts of this kind need no forward pass."""
+    return kind.startswith("ngram")
+
+
+@final
+@dataclass(frozen=True)
+class GoodputForecast:
+    """Chooses drafts by what they are expected to bring per second (ours).
+
+    A text has to be covered, token by token, so time is worth what the model drafter, or plain decoding, would make of it:
+    a draft is worth `E[tokens] - value_of_time * seconds`. With one drafter this is the same as the largest ratio.
+
+    Args:
+        costs ([`CostTable`]): Seconds of draft steps and target passes.
+        rates (`Mapping[str, tuple[float, ...]]`): Acceptance by position of each kind that may draft now.
+        kind (`str`): The kind that the model drafts, or any drafter without alternatives.
+        longest (`int`): Longest draft.
+    """
+
+    costs: CostTable
+    rates: Mapping[str, tuple[float, ...]]
+    kind: str
+    longest: int
+
+    @cached_property
+    def expected(self) -> Mapping[str, tuple[float, ...]]:
+        """Expected tokens by kind and length, from 0 up to the longest."""
+        lengths = range(self.longest + 1)
+        return {kind: tuple(expected_tokens(each, n) for n in lengths) for kind, each in self.rates.items()}
+
+    def seconds(self, length: int, steps: int) -> float:
+        """Seconds of a round that verifies `length` drafts, for which the model made `steps` steps."""
+        return steps * self.costs.draft_step + self.costs.pass_seconds(length + 1)
+
+    @cached_property
+    def length(self) -> int:
+        """The length with the largest expected tokens per second for a drafter without alternatives."""
+        if self.kind not in self.rates:
+            return 0
+        expected = self.expected[self.kind]
+        goodput = [expected[n] / self.seconds(n, 0 if is_free(self.kind) else n) for n in range(self.longest + 1)]
+        return max(range(self.longest + 1), key=lambda n: (goodput[n], -n))
+
+    @cached_property
+    def value_of_time(self) -> float:
+        """Tokens per second and row that the model drafter or plain decoding makes, whichever is more."""
+        if self.kind not in self.rates:
+            return self.plain_speed
+        return max(self.plain_speed, self.expected[self.kind][self.length] / self.seconds(self.length, self.length))
+
+    @property
+    def plain_speed(self) -> float:
+        """Tokens per second and row of plain decoding."""
+        return 1.0 / self.seconds(0, 0)
+
+    @cached_property
+    def min_survival(self) -> float:
+        """Chance of the draft so far below which another draft step is not expected to pay for itself."""
+        if self.length == 0:
+            return 0.0
+        step = self.seconds(self.length, 1) - self.costs.pass_seconds(self.length)
+        return min(_SUREST, self.value_of_time * step / max(self.rates[self.kind][0], 0.05))
+
+    def plan(self, offers: Sequence[tuple[str, int] | None], *, with_model: bool) -> Plan:
+        with_model = with_model and self.kind in self.rates
+        worth = self.value_of_time if with_model else self.plain_speed
+        best = ([0] * len(offers), [0] * len(offers))
+        best_value = len(offers) * (1.0 - worth * self.seconds(0, 0))
+        for use_model in (False, True)[: 1 + with_model]:
+            for cap in range(1, self.longest + 1):
+                found, modelled, tokens = self._shares(offers, cap, use_model)
+                seconds = self.seconds(max(found + modelled), max(modelled))
+                value = tokens - len(offers) * worth * seconds
+                if value > best_value:
+                    best, best_value = (found, modelled), value
+        return Plan(*best)
+
+    def _shares(
+        self, offers: Sequence[tuple[str, int] | None], cap: int, use_model: bool
+    ) -> tuple[list[int], list[int], float]:
+        """What each row drafts, from its match and by the model, when none drafts more than `cap`; and the tokens expected."""
+        found, modelled, tokens = [0] * len(offers), [0] * len(offers), 0.0
+        by_model = self.expected[self.kind][cap] if use_model else 1.0
+        for row, offer in enumerate(offers):
+            kind, offered = offer if offer is not None and offer[0] in self.rates else ("", 0)
+            by_match = self.expected[kind][min(cap, offered)] if offered else 1.0
+            if offered and by_match >= by_model:
+                found[row] = min(cap, offered)
+            elif use_model:
+                modelled[row] = cap
+            tokens += max(by_match, by_model)
+        return found, modelled, tokens
+
+    def extension(self, kind: str, offered: int, drafted: int) -> int:
+        """How many of `offered` free tokens to append to `drafted` tokens of the model."""
+        if kind not in self.rates:
+            return 0
+        reached = self.expected[self.kind][drafted] - self.expected[self.kind][drafted - 1]
+
+        def worth(length: int) -> float:
+            more = self.costs.pass_seconds(drafted + length + 1) - self.costs.pass_seconds(drafted + 1)
+            return reached * (self.expected[kind][length] - 1.0) - self.value_of_time * more
+
+        return max(range(min(offered, self.longest - drafted) + 1), key=lambda n: (worth(n), -n))
