@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
-from transformers.cache_utils import DynamicSlidingWindowLayer
+from transformers import GenerationConfig, GenerationMixin, PreTrainedModel, cache_utils
+from transformers.cache_utils import Cache, DynamicIndexedLayer, DynamicLayer, DynamicSlidingWindowLayer
 from transformers.generation import logits_process, stopping_criteria
 
 
@@ -23,14 +23,21 @@ __all__ = [
     "ROW_INDEPENDENT_CRITERIA",
     "ROW_INDEPENDENT_PROCESSORS",
     "cache_argument",
+    "empty_cache",
+    "empty_layer",
     "forward_parameters",
     "needs_synced_forwards",
     "only_visible_entries",
+    "passed_option",
+    "uncroppable_layers",
     "undecorated_model",
     "user_set",
+    "virtual_tokens",
 ]
 
-# Up to 5.23 or earlier the keyword is `past_key_values`; 5.24 calls it `cache` everywhere.
+_RELEASE = tuple(map(int, transformers.__version__.split(".")[:2]))
+
+# Up to 5.23 the keyword is `past_key_values`; 5.24 calls it `cache` everywhere.
 CACHE_KEY = (
     "cache"
     if "cache" in inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
@@ -117,7 +124,18 @@ def cache_argument(model_kwargs: dict[str, Any]) -> Any:
 
 
 # In 5.17 a recording sliding layer attends to all that it holds, though the mask counts its window only; 5.18 cuts it.
-_ATTENDS_TO_ALL_RECORDED = transformers.__version__.startswith("5.17.")
+_ATTENDS_TO_ALL_RECORDED = _RELEASE < (5, 18)
+
+# In 5.17 `reset` overwrites growing layers with zeros that still count and are attended to; 5.18 drops their entries.
+_RESET_KEEPS_COLUMNS = _RELEASE < (5, 18)
+
+# Up to 5.23 quantised layers call themselves croppable, but only their unquantised rest is cut; 5.24 says that they are not.
+_MISTAKEN_FOR_CROPPABLE: tuple[type, ...] = (
+    tuple(_existing(cache_utils, ("BaseQuantizedLayer", "QuantizedLayer"))) if _RELEASE < (5, 24) else ()
+)
+
+# Up to 5.19 pipelines pass a generation config in which all defaults of checkpoint and library are filled in.
+_PIPELINES_PASS_DEFAULTS = _RELEASE < (5, 20)
 
 
 @contextmanager
@@ -138,6 +156,28 @@ def only_visible_entries(cache: Any) -> Iterator[None]:
             layer.values = torch.cat([values, layer.values], dim=-2)
 
 
+def uncroppable_layers(cache: Cache) -> list[Any]:
+    """The layers of a cache out of which rejected drafts cannot be taken."""
+    return [layer for layer in cache.layers if not layer.is_croppable or isinstance(layer, _MISTAKEN_FOR_CROPPABLE)]
+
+
+def empty_layer(layer: Any) -> None:
+    """Takes everything out of a cache layer, so that it is as before its first use."""
+    layer.reset()
+    if _RESET_KEEPS_COLUMNS and isinstance(layer, DynamicLayer):
+        layer.keys = layer.values = None
+        layer.is_initialized = False
+        if isinstance(layer, DynamicIndexedLayer):
+            layer.indexer_keys = None
+            layer.is_indexer_initialized = False
+
+
+def empty_cache(cache: Cache) -> None:
+    """Takes everything out of all layers of a cache."""
+    for layer in cache.layers:
+        empty_layer(layer)
+
+
 def undecorated_model(model: Any) -> Any:
     """The transformers model inside a PEFT wrapper, or the model itself."""
     return (
@@ -145,6 +185,16 @@ def undecorated_model(model: Any) -> Any:
         if isinstance(model, PreTrainedModel) or not callable(getattr(model, "get_base_model", None))
         else (model.get_base_model())
     )
+
+
+def virtual_tokens(model: Any) -> str | None:
+    """Name of the PEFT config whose learnt prompt stands before the model's text, else None.
+
+    While PEFT generates it calls the wrapped model, of which only the `prepare_inputs_for_generation` is PEFT's.
+    """
+    wrapper = getattr(getattr(model, "prepare_inputs_for_generation", None), "__self__", model)
+    config = getattr(wrapper, "active_peft_config", None)
+    return type(config).__name__ if getattr(config, "is_prompt_learning", False) else None
 
 
 def needs_synced_forwards(model: Any, synced_gpus: bool | None) -> bool:
@@ -161,6 +211,17 @@ def user_set(generation_config: GenerationConfig, name: str, model: Any) -> Any:
     value = getattr(generation_config, name, None)
     defaults = generation_config._get_default_generation_params()
     return None if value in (defaults.get(name), getattr(model.generation_config, name, None)) else value
+
+
+def passed_option(passed: GenerationConfig | None, name: str, model: Any) -> Any:
+    """An option of the generation config that was passed to `generate`, unless a pipeline filled it in; else None."""
+    if passed is None:
+        return None
+    if _PIPELINES_PASS_DEFAULTS:
+        defaults = passed._get_default_generation_params()
+        if all(getattr(passed, key, None) is not None for key, value in defaults.items() if value is not None):
+            return user_set(passed, name, model)
+    return getattr(passed, name, None)
 
 
 def forward_parameters(model: Any) -> frozenset[str]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from hf_specdec._compat import OWN_GENERATE_CLASSES, undecorated_model
+from hf_specdec._compat import OWN_GENERATE_CLASSES, undecorated_model, virtual_tokens
 from hf_specdec.errors import IncompatibleDraftError, UnsupportedModelError
 
 
@@ -20,8 +20,19 @@ logger = logging.getLogger(__name__)
 
 
 def check_model(model: Any) -> None:
-    """Raises an [`UnsupportedModelError`] that names the class if it cannot be decoded speculatively."""
+    """Raises an [`UnsupportedModelError`] that names the class if it cannot be decoded speculatively.
+
+    Args:
+        model (`PreTrainedModel`): A target or a draft model, possibly wrapped by PEFT.
+    """
+    prompt = virtual_tokens(model)
+    model = undecorated_model(model)
     name = type(model).__name__
+    if prompt is not None:
+        raise UnsupportedModelError(
+            f"{name} has PEFT's virtual tokens before its text ({prompt}); PEFT then feeds one token per pass, and drafts "
+            "cannot be checked. Call it without `speculative_config`, or use an adapter without virtual tokens, such as LoRA."
+        )
     if name in OWN_GENERATE_CLASSES:
         raise UnsupportedModelError(
             f"{name} brings its own `generate`, which is not the loop over one causal LM that hf_specdec speeds up. Call it "

@@ -188,7 +188,7 @@ class SpeculativeDecoder:
             assistant = load_model(assistant, dtype=model.dtype, device_map={"": model.device})
         is_model = isinstance(assistant, torch.nn.Module)
         if is_model:
-            check_model(undecorated_model(assistant))
+            check_model(assistant)
             if not check_tokenizers(model, assistant, self.tokenizer, self.assistant_tokenizer):
                 stats.note("tokenizers_unchecked")
         elif assistant is not None and not callable(assistant):

@@ -10,7 +10,7 @@ from typing import Any
 from transformers import GenerationConfig, GenerationMixin, StoppingCriteriaList
 from transformers.generation.stopping_criteria import StopStringCriteria
 
-from hf_specdec._compat import needs_synced_forwards
+from hf_specdec._compat import needs_synced_forwards, passed_option
 from hf_specdec.compatibility import check_model
 from hf_specdec.configs import STOCK_OPTIONS, BaseConfig, load_config, with_stock_options
 from hf_specdec.errors import InvalidConfigError, UnsupportedModelError
@@ -64,7 +64,7 @@ def _dispatch(original: Callable[..., Any], model: Any, args: tuple[Any, ...], k
     """Speculative decoding where a config was given, the original method untouched elsewhere."""
     config = kwargs.pop("speculative_config", _ATTACHED)
     if config is _ATTACHED:
-        config = _attached_config(args, kwargs)
+        config = _attached_config(model, args, kwargs)
     if config is None and kwargs.get("custom_generate") is generate_callable:
         config = "exact"  # here it can be given what transformers withholds from a callable
     if config is None:
@@ -72,13 +72,13 @@ def _dispatch(original: Callable[..., Any], model: Any, args: tuple[Any, ...], k
     return _speculative_generate(original, model, config, args, kwargs)
 
 
-def _attached_config(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _attached_config(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The config that travels on the `generation_config` passed.
 
     The model's own `generation_config` is not asked: a checkpoint must not switch relaxed acceptance on by itself.
     """
     passed = kwargs.get("generation_config", args[1] if len(args) > 1 else None)
-    return getattr(passed, "speculative_config", None)
+    return passed_option(passed, "speculative_config", model)
 
 
 def _speculative_generate(
@@ -131,7 +131,7 @@ def _with_stock_length(config: BaseConfig, model: Any, arguments: dict[str, Any]
     """Takes the options of transformers' own assisted decoding out of the arguments and reconciles the config with them."""
     passed: GenerationConfig | None = arguments.get("generation_config")
     names = (*STOCK_OPTIONS, "num_assistant_tokens")
-    given = {name: getattr(passed, name, None) for name in names}
+    given = {name: passed_option(passed, name, model) for name in names}
     given |= {name: arguments[name] for name in names if arguments.get(name) is not None}
     config = with_stock_options(config, given, getattr(model.generation_config, "num_assistant_tokens", None))
     arguments.pop("num_assistant_tokens", None)

@@ -14,13 +14,16 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import DynamicCache, GenerationConfig, PreTrainedModel
-from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer, QuantizedCache, StaticCache
 
 from hf_specdec._compat import (
     CACHE_KEY,
     cache_argument,
+    empty_cache,
+    empty_layer,
     forward_parameters,
     only_visible_entries,
+    uncroppable_layers,
     undecorated_model,
 )
 from hf_specdec.errors import UnsupportedModelError
@@ -33,11 +36,12 @@ _DROPPED = "entries were asked for that a sliding window has already dropped"
 
 def check_croppable(cache: Cache, model: Any) -> None:
     """Raises an `UnsupportedModelError` that names the model if rejected drafts could not be taken out of its cache."""
-    if not cache.is_croppable:
-        kinds = sorted({type(layer).__name__ for layer in cache.layers if not layer.is_croppable})
+    if stuck := uncroppable_layers(cache):
+        kinds = sorted({type(layer).__name__ for layer in stuck})
+        other = ", or with the default cache" if isinstance(cache, StaticCache | QuantizedCache) else ""
         raise UnsupportedModelError(
             f"{type(undecorated_model(model)).__name__} keeps a cache that cannot be cropped ({', '.join(kinds)}), so "
-            "rejected drafts would stay in its state. Decode it without `speculative_config`."
+            f"rejected drafts would stay in its state. Decode it without `speculative_config`{other}."
         )
 
 
@@ -80,7 +84,7 @@ def read_prompt(
         try:
             _crop_layers(cache, columns)
         except RuntimeError:
-            cache.reset()
+            empty_cache(cache)
         raise
     return outputs
 
@@ -97,7 +101,7 @@ def _crop_layers(cache: Cache, columns: list[int]) -> None:
     for layer, wanted in zip(cache.layers, [*columns, *[0] * len(cache.layers)], strict=False):
         excess = _columns(layer) - wanted
         if excess > 0 and wanted == 0:
-            layer.reset()
+            empty_layer(layer)
         elif excess > 0:
             layer.crop(-excess)
 
@@ -230,7 +234,7 @@ class PrefixLM:
                 self._keep(kept)
             _stop_recording(self._cache, self._recorded)
         except RuntimeError:
-            self._cache.reset()
+            empty_cache(self._cache)
 
     def idle(self) -> None:
         """A forward pass whose result nobody reads, for processes that wait for others."""

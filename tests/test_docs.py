@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from hf_specdec._compat import CACHE_KEY
+
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -98,6 +100,9 @@ def names(tmp_path):
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=page_id)
 def test_python_blocks_run(page, names):
     for line, code in blocks(page, "python"):
+        code = code.replace(
+            "cache=first.cache", f"{CACHE_KEY}=first.{CACHE_KEY}"
+        )  # as the page says for older releases
         exec(compile("\n" * line + code, str(page), "exec"), names)
 
 

@@ -1,15 +1,17 @@
 """What `generate` returns and shows, and where it stops: outputs, streams, criteria, statistics, pipelines."""
 
+import copy
 import threading
 from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import TextIteratorStreamer, TextStreamer, pipeline
+from transformers import GenerationConfig, TextIteratorStreamer, TextStreamer, pipeline
 from transformers.generation import stopping_criteria
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-from hf_specdec import SpeculativeConfig, SpeculativeDecoderOnlyOutput, SpeculativeStats
+from hf_specdec import EASDConfig, InvalidConfigError, SpeculativeConfig, SpeculativeDecoderOnlyOutput, SpeculativeStats
+from hf_specdec._compat import CACHE_KEY
 from tests.toys import prompts
 from tests.traps import (
     ACCEPTED,
@@ -111,7 +113,7 @@ class TestPerTokenOutputs:
         assert isinstance(got, GenerateDecoderOnlyOutput)
         assert isinstance(got.speculative_stats, SpeculativeStats)
         assert (got.scores, got.logits, got.hidden_states, got.attentions) == (None,) * 4
-        assert list(got) == ["sequences", "cache", "speculative_stats"]
+        assert list(got) == ["sequences", CACHE_KEY, "speculative_stats"]
         assert isinstance(speculative("sometimes", prompts()), torch.Tensor)
 
     def test_outputs_that_were_not_asked_for_as_an_object(self):
@@ -334,3 +336,24 @@ class TestPipeline:
         config = SpeculativeConfig(drafting="hybrid", on_drafter_error="raise")
         more = {"speculative_config": config, "assistant_model": drafter("sometimes")}
         assert self.generator()(questions, **options, **more) == expected
+
+    def test_a_checkpoint_cannot_relax_acceptance(self):
+        """Up to 5.19 a pipeline passes the checkpoint's generation config as if the caller had written it."""
+        model, options = copy.deepcopy(target()), {"max_new_tokens": 12, "do_sample": False}
+        relaxed = EASDConfig(entropy_threshold=-1.0, overlap_threshold=0.0, on_drafter_error="raise")
+        expected = pipeline("text-generation", model=model, tokenizer=letters(), device="cpu")("abcABC", **options)
+        model.generation_config.speculative_config = relaxed
+        generator = pipeline("text-generation", model=model, tokenizer=letters(), device="cpu")
+        assert generator("abcABC", **options) == expected
+        del model.generation_config.speculative_config
+        asked = generator("abcABC", speculative_config=relaxed, assistant_model=drafter("sometimes"), **options)
+        assert asked != expected
+
+    def test_options_of_stock_assisted_decoding_are_refused_here_too(self):
+        options = {"max_new_tokens": 8, "do_sample": False, "speculative_config": EXACT}
+        generator = self.generator(assistant_model=drafter("sometimes"))
+        with pytest.raises(InvalidConfigError, match="assistant_confidence_threshold"):
+            generator("abcABC", assistant_confidence_threshold=0.6, **options)
+        passed = GenerationConfig(max_new_tokens=8, do_sample=False, assistant_confidence_threshold=0.4)
+        with pytest.raises(InvalidConfigError, match="assistant_confidence_threshold"):
+            generator("abcABC", generation_config=passed, speculative_config=EXACT)

@@ -12,7 +12,7 @@ from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaLis
 from transformers.generation.stopping_criteria import StopStringCriteria
 
 import hf_specdec
-from hf_specdec import EASDConfig, IncompatibleDraftError, SpeculativeConfig, compatibility
+from hf_specdec import EASDConfig, IncompatibleDraftError, SpeculativeConfig, UnsupportedModelError, compatibility
 from hf_specdec._compat import undecorated_model
 from tests.toys import noisy_copy, prompts, tiny_llama
 from tests.traps import (
@@ -201,13 +201,20 @@ class TestAdapters:
         with model.disable_adapter():
             assert tokens(speculative(model, prompts(), model=model)) == tokens(plain(prompts()))
 
-    @pytest.mark.filterwarnings("ignore:Position ids are not supported:UserWarning")
-    def test_virtual_tokens(self):
-        torch.manual_seed(0)
-        config = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
+    @pytest.mark.parametrize("kind", [peft.PromptTuningConfig, peft.PrefixTuningConfig])
+    def test_virtual_tokens_are_refused(self, kind):
+        """PEFT cuts what is fed down to one token, so that a draft is never judged as a whole."""
+        config, seen = kind(task_type="CAUSAL_LM", num_virtual_tokens=3), []
         model = peft.get_peft_model(copy.deepcopy(target()), config).eval()
-        expected = plain(prompts(), model)
-        assert tokens(speculative("sometimes", prompts(), model=model)) == tokens(expected)
+        model.get_base_model().register_forward_pre_hook(lambda *_: seen.append(True))
+        for role in ({"model": model}, {"accepted": model}):
+            with pytest.raises(UnsupportedModelError, match=rf"LlamaForCausalLM .*\({kind.__name__}\)"):
+                speculative(**{"accepted": "sometimes", "inputs": prompts()} | role)
+        with pytest.raises(UnsupportedModelError, match=kind.__name__):
+            plain(prompts(), model, custom_generate=hf_specdec.generate, drafter=drafter("always"))
+        assert not seen
+        with model.disable_adapter():
+            assert tokens(speculative("sometimes", prompts(), model=model)) == tokens(plain(prompts()))
 
 
 class TwoDevices(TorchFunctionMode):
