@@ -144,5 +144,8 @@ class EASD:
     def _fires_on(self, evidence: Evidence) -> Tensor:
         if evidence.draft_logits is None:  # n-gram drafts are point masses: their entropy is 0
             return torch.zeros_like(evidence.valid)
-        candidates = evidence.scores.isfinite().sum(-1)
-        return self.fires(evidence.target_logits, evidence.draft_logits.to(evidence.scores.dtype), candidates)
+        fired = self._entropy(evidence.target_logits) > self.target_entropy_threshold
+        # The other conditions read the whole vocabulary several times, and few positions get this far.
+        logits, scores = evidence.target_logits[fired], evidence.scores[fired]
+        draft_logits = evidence.draft_logits[fired].to(scores.dtype)
+        return fired.masked_scatter(fired, self.fires(logits, draft_logits, scores.isfinite().sum(-1)))

@@ -73,5 +73,5 @@ class RandomRejection:
 
     def _rate(self, evidence: Evidence) -> Tensor:
         """`(batch, width)`; 0 where the processors left a single token, so that there is nothing to draw instead."""
-        choices = evidence.scores.isfinite().sum(-1)
-        return evidence.p_token.new_full(choices.shape, self.rate).where(choices > 1, 0.0)
+        has_choice = evidence.scores.topk(2, -1).values[..., 1].isfinite()
+        return self.rate * has_choice.to(evidence.scores.dtype)
