@@ -172,10 +172,7 @@ def _report(
     if as_json:
         print_json({"summary": summary, "settings": settings, "environment": environment})
         return
-    from rich.console import Console
-    from rich.markdown import Markdown
-
-    Console().print(Markdown(tables(summary)))
+    typer.echo(tables(summary))  # as it is: the tables are wider than most terminals
     note("Written: " + ", ".join(str(path) for path in paths))
 
 
