@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -55,6 +55,7 @@ class SpeculativeDecoder:
         stats_callback (`Callable`, *optional*): Called with the statistics before the result is returned.
         synced_gpus (`bool`): Keep running forward passes until every process has finished.
         round_callback (`Callable`, *optional*): Called with every [`Round`] as it ends.
+        row_seeds (sequence of `int`, *optional*): A seed for each row's dice, in place of the global generator.
     """
 
     config: BaseConfig
@@ -65,6 +66,7 @@ class SpeculativeDecoder:
     stats_callback: Callable[[SpeculativeStats], None] | None = None
     synced_gpus: bool = False
     round_callback: Callable[[Round], None] | None = None
+    row_seeds: Sequence[int] | None = None
 
     def __call__(
         self,
@@ -146,7 +148,7 @@ class SpeculativeDecoder:
             do_sample=do_sample,
             max_length=_max_length(model, texts, generation_config),
             vocab_size=outputs.logits.shape[-1],
-            streams=RandomStreams(texts.batch_size) if do_sample else None,
+            streams=RandomStreams(texts.batch_size, self.row_seeds) if do_sample or rule.throws_dice else None,
             lockstep=lockstep,
             prompt_mask=target.visible_prompt_mask,
             on_drafter_error=self.config.on_drafter_error,

@@ -54,7 +54,7 @@ class SpeculativeGenerationMixin(GenerationMixin):
             speculative_config ([`BaseConfig`], `dict` or `str`, *optional*): The method; by default the attribute of that
                 name on the `generation_config` passed. None decodes as usual.
             args, kwargs: As for `GenerationMixin.generate`; `assistant_model=` says what drafts, `stats_callback=` is
-                called with the [`SpeculativeStats`].
+                called with the [`SpeculativeStats`], `row_seeds=` seeds the dice of each row of the batch.
         """
         original = getattr(GenerationMixin.generate, _MARK, GenerationMixin.generate)
         return _dispatch(original, self, args, kwargs)
@@ -110,6 +110,7 @@ def _decoder(model: Any, config: BaseConfig, arguments: dict[str, Any], stream: 
         stats_callback=arguments.pop("stats_callback", None),
         synced_gpus=needs_synced_forwards(model, arguments.get("synced_gpus")),
         round_callback=arguments.pop("round_callback", None),
+        row_seeds=arguments.pop("row_seeds", None),
     )
     if arguments.get("custom_generate") is generate_callable:
         require_drafter(decoder.config, decoder.assistant)

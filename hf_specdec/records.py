@@ -380,6 +380,11 @@ class AcceptanceRule(Protocol):
         """Whether `Evidence.draft_logits` must be there, so that n-gram drafts are of no use to the rule."""
         ...
 
+    @property
+    def throws_dice(self) -> bool:
+        """Whether the rule needs random numbers when decoding is greedy: its laws are then not all 0, 1 or one-hot."""
+        ...
+
     def acceptance(self, evidence: Evidence) -> Tensor:
         """`(batch, width)`, the probability of accepting each draft, given that it was reached."""
         ...

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
+from hf_specdec.errors import InvalidConfigError
 from hf_specdec.records import AcceptanceRule, Draft, Evidence, Outcome, Verdict, choice_law
 
 
@@ -16,13 +19,23 @@ _BELOW_ONE = 1.0 - 2.0**-50
 class RandomStreams:
     """One stream of random numbers per row, so that a row's text does not depend on the rows beside it.
 
-    The streams are seeded from torch's global generator when the first number is asked for: `torch.manual_seed` makes a
-    run repeatable, and a run that needs no dice leaves the global generator untouched.
+    Without `seeds` the streams are seeded from torch's global generator when the first number is asked for:
+    `torch.manual_seed` makes a run repeatable, and a run that needs no dice leaves the global generator untouched.
+
+    Args:
+        batch_size (`int`): Number of rows.
+        seeds (sequence of `int`, *optional*): One seed per row; a row's numbers then depend on its own seed alone, and the
+            global generator is never asked.
+
+    Raises:
+        [`InvalidConfigError`]: If there is not one seed per row.
     """
 
-    def __init__(self, batch_size: int) -> None:
+    def __init__(self, batch_size: int, seeds: Sequence[int] | None = None) -> None:
+        if seeds is not None and len(seeds) != batch_size:
+            raise InvalidConfigError(f"row_seeds must hold one seed for each of {batch_size} rows, got {len(seeds)}")
         self.batch_size = batch_size
-        self._generators: list[torch.Generator] = []
+        self._generators = [torch.Generator().manual_seed(seed) for seed in seeds or ()]
 
     def uniforms(self, rows: Tensor) -> Tensor:
         """`(batch,)` numbers in [0, 1) in double precision; only `rows` (`(batch,)`, bool) advance their stream."""

@@ -22,6 +22,7 @@ LATE = (
     "hf_specdec.training",
     "hf_specdec.hub",
     "hf_specdec.bench",
+    "hf_specdec.quality",
 )
 
 

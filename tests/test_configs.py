@@ -148,7 +148,7 @@ def test_a_missing_file_is_named(tmp_path):
 
 def test_what_cannot_be_saved_says_so(tmp_path):
     class Rule:
-        lossless, needs_draft_logits = True, False
+        lossless, needs_draft_logits, throws_dice = True, False, False
 
         def acceptance(self, evidence): ...
         def replacement(self, evidence): ...

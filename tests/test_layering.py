@@ -14,7 +14,7 @@ ORDER = [
     *"drafters loop stats configs easd_processor calibration outputs linear loading generation hook".split(),
     *"losslessness rendering".split(),
     PUBLIC,
-    *"training hub bench cli".split(),
+    *"training hub bench quality cli".split(),
 ]
 RANK = {name: rank for rank, name in enumerate(ORDER)} | {"demo": ORDER.index("bench")}
 FORBIDDEN = {  # although they stand below

@@ -14,7 +14,25 @@ from hf_specdec.laws import EntropyKind, entropy, top_overlap, without_token
 from hf_specdec.records import Evidence, Outcome
 
 
-__all__ = ["EASD"]
+__all__ = ["EASD", "masked_law"]
+
+
+def masked_law(evidence: Evidence, penalty: float = 0.0) -> Tensor:
+    """`(batch, vocab)`, the target's law without the drafted token, normalised again, for evidence of width 1.
+
+    Under greedy decoding the runner-up is wanted, so there the mask acts before the argmax.
+
+    Args:
+        evidence (`Evidence`): The evidence of one position per row.
+        penalty (`float`): Share of the token's probability that survives the mask; 0 removes it.
+    """
+    p = evidence.p[:, 0]
+    if not evidence.do_sample:
+        scores = evidence.scores[:, 0]
+        handicap = math.log(penalty) if penalty > 0 else -math.inf
+        masked = scores.scatter(-1, evidence.tokens, scores.gather(-1, evidence.tokens) + handicap)
+        p = torch.zeros_like(scores).scatter_(-1, masked.argmax(-1, keepdim=True), 1.0)
+    return without_token(p, evidence.tokens[:, 0], penalty)
 
 
 @final
@@ -81,6 +99,11 @@ class EASD:
         """True: the rule measures the drafter's entropy."""
         return True
 
+    @property
+    def throws_dice(self) -> bool:
+        """False: whether the rule fires depends on the two laws only."""
+        return False
+
     def fires(self, target_logits: Tensor, draft_logits: Tensor, num_candidates: Tensor) -> Tensor:
         """Where the uncertain agreement holds; depends on the two laws only, never on the token.
 
@@ -106,8 +129,7 @@ class EASD:
     def replacement(self, evidence: Evidence) -> Tensor:
         """The residual where the rule is silent; where it fires, the mixture that its two ways of rejecting make."""
         ordinary = exact_replacement(evidence)
-        p, token = self._choice_law(evidence), evidence.tokens[:, 0]
-        resampled = p if self.resample == "plain" else without_token(p, token, self.penalty)
+        resampled = evidence.p[:, 0] if self.resample == "plain" else masked_law(evidence, self.penalty)
         share = torch.ones_like(evidence.p_token) if self.apply_to == "all" else exact_acceptance(evidence)
         return torch.where(self._fires_on(evidence), share * resampled + (1 - share) * ordinary, ordinary)
 
@@ -119,17 +141,11 @@ class EASD:
         changed = fired & kept_if_exact & (outcome.next_tokens != evidence.tokens[:, 0])
         return {"easd_fired": fired.long(), "easd_changed_token": changed.long()}
 
-    def _choice_law(self, evidence: Evidence) -> Tensor:
-        """The law to mask. Under greedy decoding the runner-up is wanted, so the mask must act before the argmax."""
-        if evidence.do_sample or self.resample == "plain":
-            return evidence.p[:, 0]
-        scores = evidence.scores[:, 0]
-        handicap = math.log(self.penalty) if self.penalty > 0 else -math.inf
-        aligned = scores.scatter(-1, evidence.tokens, scores.gather(-1, evidence.tokens) + handicap)
-        return torch.zeros_like(scores).scatter_(-1, aligned.argmax(-1, keepdim=True), 1.0)
-
     def _fires_on(self, evidence: Evidence) -> Tensor:
         if evidence.draft_logits is None:  # n-gram drafts are point masses: their entropy is 0
             return torch.zeros_like(evidence.valid)
-        candidates = evidence.scores.isfinite().sum(-1)
-        return self.fires(evidence.target_logits, evidence.draft_logits.to(evidence.scores.dtype), candidates)
+        fired = self._entropy(evidence.target_logits) > self.target_entropy_threshold
+        # The other conditions read the whole vocabulary several times, and few positions get this far.
+        logits, scores = evidence.target_logits[fired], evidence.scores[fired]
+        draft_logits = evidence.draft_logits[fired].to(scores.dtype)
+        return fired.masked_scatter(fired, self.fires(logits, draft_logits, scores.isfinite().sum(-1)))

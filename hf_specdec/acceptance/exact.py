@@ -43,6 +43,11 @@ class Exact:
         """False."""
         return False
 
+    @property
+    def throws_dice(self) -> bool:
+        """False: greedy decoding accepts a draft exactly where it is the target's argmax."""
+        return False
+
     def acceptance(self, evidence: Evidence) -> Tensor:
         return exact_acceptance(evidence)
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from hf_specdec.bench.files import write_at_once
 from hf_specdec.bench.plots import plot
 from hf_specdec.bench.runner import Row
 
 
-__all__ = ["table", "write_report"]
+__all__ = ["markdown", "plain", "table", "write_report"]
 
 _COLUMNS = {
     "tokens_per_second": ("tokens/s", "{:.2f}"),
@@ -43,9 +43,9 @@ def write_report(
     }
     prefix.parent.mkdir(parents=True, exist_ok=True)
     paths = [prefix.with_suffix(suffix) for suffix in (".json", ".md", ".png")]
-    _replace(paths[0], (json.dumps(content, indent=1) + "\n").encode())
-    _replace(paths[1], markdown(summary, environment).encode())
-    _replace(paths[2], plot(summary))
+    write_at_once(paths[0], (json.dumps(content, indent=1) + "\n").encode())
+    write_at_once(paths[1], markdown(summary, environment).encode())
+    write_at_once(paths[2], plot(summary))
     return paths
 
 
@@ -59,7 +59,7 @@ def markdown(summary: dict[str, dict[str, dict[str, Any]]], environment: dict[st
         for name, figures in arms.items():
             if counts := figures.get("events"):
                 parts += [f"`{name}`: {', '.join(f'{key} {value}' for key, value in counts.items())}", ""]
-    parts += ["## Measured with", ""] + [f"- {key}: {_plain(value)}" for key, value in environment.items()]
+    parts += ["## Measured with", ""] + [f"- {key}: {plain(value)}" for key, value in environment.items()]
     return "\n".join(parts) + "\n"
 
 
@@ -86,13 +86,8 @@ def _positions(arms: dict[str, dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def _plain(value: Any) -> str:
+def plain(value: Any) -> str:
+    """A value of an environment as text."""
     if isinstance(value, dict):
-        return ", ".join(f"{key} {_plain(each)}" for key, each in value.items())
+        return ", ".join(f"{key} {plain(each)}" for key, each in value.items())
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _replace(path: Path, content: bytes) -> None:
-    unfinished = path.with_name(path.name + ".unfinished")
-    unfinished.write_bytes(content)
-    os.replace(unfinished, path)

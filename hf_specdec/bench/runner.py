@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import StoppingCriteria, StoppingCriteriaList
+from transformers import StoppingCriteriaList
 
 from hf_specdec.bench.arms import Arm
+from hf_specdec.bench.clock import Clock
 from hf_specdec.errors import InvalidConfigError
 from hf_specdec.stats import SpeculativeStats
 
@@ -51,17 +52,6 @@ class Row:
     def tokens_per_second(self) -> float:
         """Speed of the decode phase."""
         return self.decode_tokens / self.decode_seconds if self.decode_seconds else 0.0
-
-
-class _Clock(StoppingCriteria):
-    """Notes when each step of plain or stock decoding ended; never stops anything."""
-
-    def __init__(self) -> None:
-        self.steps: list[tuple[float, int]] = []
-
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
-        self.steps.append((time.perf_counter(), input_ids.shape[1]))
-        return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
 
 
 @dataclass
@@ -119,7 +109,7 @@ class Benchmark:
         """One prompt through one arm, greedily."""
         input_ids = torch.tensor([self.prompts[prompt]], device=self.target.device)
         inputs = {"input_ids": input_ids, "attention_mask": torch.ones_like(input_ids)}
-        clock, rounds = _Clock(), []
+        clock, rounds = Clock(), []
         options: dict[str, Any] = {"max_new_tokens": self.max_new_tokens, "do_sample": False}
         collected: list[SpeculativeStats] = []
         if arm.config is not None:

@@ -51,7 +51,13 @@ def progress_bar(label: str) -> Iterator[Callable[[int, int], None]]:
     """A bar on standard error, as a function of what is done and of all there is; nothing without a terminal."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
+    with Progress(
+        *columns,
+        console=console,
+        disable=not console.is_terminal,
+        transient=True,
+        speed_estimate_period=3600.0,  # a step may take minutes, and the time left is estimated from several
+    ) as bar:
         task = bar.add_task(label, total=None)
 
         def show(done: int, total: int) -> None:

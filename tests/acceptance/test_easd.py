@@ -600,7 +600,7 @@ def test_the_rule_reads_untempered_logits(batching):
     seen = []
 
     class Recording:
-        lossless, needs_draft_logits = False, True
+        lossless, needs_draft_logits, throws_dice = False, True, False
 
         def acceptance(self, evidence):
             seen.append(evidence)

@@ -1,0 +1,215 @@
+"""`specdec quality`: what a method does to the answers to GSM8K."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import time
+from datetime import date, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hf_specdec.cli import options as opt
+from hf_specdec.cli.errors import CommandError, reports_errors
+from hf_specdec.cli.models import Models, load_models, quiet
+from hf_specdec.cli.output import note, print_json, progress_bar
+from hf_specdec.cli.texts import encode_prompt
+
+
+if TYPE_CHECKING:
+    from hf_specdec.quality import Batch, Evaluation, Question
+
+
+__all__ = ["quality"]
+
+_ARMS = "plain,exact,easd,easd-plain,random"
+
+
+@reports_errors
+def quality(
+    target: opt.Target,
+    data: Annotated[Path, typer.Option("--data", "-d", help="GSM8K as published: .jsonl with question and answer.")],
+    assistant: opt.Assistant = None,
+    limit: opt.Limit = None,
+    chat: opt.Chat = None,
+    arms: Annotated[
+        str,
+        typer.Option(
+            "--arms",
+            help="Comma-separated: plain, exact, easd, easd-plain, easd-THRESHOLD, random, random-RATE, model-N, ngram-N, "
+            "hybrid-N. random rejects at the rate at which easd changes tokens.",
+        ),
+    ] = _ARMS,
+    threshold: Annotated[float, typer.Option("--threshold", help="Entropy threshold of easd and easd-plain.")] = 2.0,
+    length: Annotated[int, typer.Option("--length", min=1, help="Tokens to draft per round.")] = 5,
+    temperature: Annotated[float, typer.Option("--temperature", min=0.0, help="0 decodes greedily.")] = 0.0,
+    seeds: Annotated[
+        str, typer.Option("--seeds", help="Comma-separated; greedy arms that throw no dice use the first only.")
+    ] = "0",
+    batch_size: opt.BatchSize = 32,
+    max_new_tokens: opt.MaxNewTokens = 220,
+    dtype: opt.DType = opt.DTypeName.float32,
+    device_map: opt.DeviceMap = None,
+    quantization: opt.Quantization = None,
+    packed: Annotated[bool, typer.Option("--packed/--no-packed", help="Pack float32 linears on the CPU.")] = True,
+    notes: Annotated[
+        list[str] | None,
+        typer.Option("--note", help="KEY=VALUE for the report's list of what it was measured with; may be repeated."),
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Writes OUT.json, OUT.md and OUT.png.")] = Path("quality"),
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with OUT.rows.jsonl; arms and seeds may have been added.")
+    ] = False,
+    report_only: Annotated[
+        bool,
+        typer.Option("--report-only", help="Decode nothing: report what is finished, of an interrupted run as well."),
+    ] = False,
+    as_json: opt.Json = False,
+    debug: opt.Debug = False,
+) -> None:
+    """Answer GSM8K questions with every arm, in batches, and compare accuracies with paired bootstrap intervals.
+
+    Every finished batch is kept in OUT.rows.jsonl at once. Ctrl-C keeps what is done; --resume goes on, --report-only
+    reports what there is.
+    """
+    from hf_specdec.quality import Evaluation, RowsFile, parse_quality_arms, prompt_for, read_questions
+
+    chosen = parse_quality_arms([name.strip() for name in arms.split(",")], threshold, length)
+    remarks, dice = _remarks(notes or []), _seeds(seeds)
+    questions = read_questions(data, limit)
+    settings = {
+        "data": data.stem,
+        "questions": len(questions),
+        "fingerprint": _fingerprint(questions),
+        "target": Path(target).name,
+        "assistant": None if assistant is None else Path(assistant).name,
+        "dtype": str(dtype),
+        "quantization": None if quantization is None else str(quantization),
+        "chat": chat,
+        "threshold": threshold,
+        "length": length,
+        "temperature": temperature,
+        "batch_size": batch_size,
+        "max_new_tokens": max_new_tokens,
+    }
+    path = out.with_name(out.name + ".rows.jsonl")
+    if report_only:
+        batches, environment = _finished(path, settings, {arm.name for arm in chosen}, dice)
+    else:
+        if path.exists():  # what cannot be continued is refused before the models are loaded
+            RowsFile.start(path, settings, {}, resume=resume)
+        models = load_models(
+            target, assistant, dtype=dtype, device_map=device_map, quantization=quantization, packed=packed and "auto"
+        )
+        file = RowsFile.start(path, settings, _environment(models, packed), resume=resume)
+        environment = file.environment
+        prompts = [encode_prompt(models.tokenizer, prompt_for(question), chat) for question in questions]
+        evaluation = Evaluation(
+            models.target,
+            models.assistant,
+            models.tokenizer,
+            questions,
+            prompts,
+            chosen,
+            file,
+            batch_size=batch_size,
+            max_new_tokens=max_new_tokens,
+            temperature=temperature,
+            seeds=dice,
+            length=length,
+        )
+        batches = _run(evaluation)
+    _report(out, batches, settings, environment | remarks, as_json)
+
+
+def _run(evaluation: Evaluation) -> list[Batch]:
+    """Runs with a bar on a terminal, else with a line for each batch."""
+    with quiet(), progress_bar("quality") as show:
+        started, before = time.monotonic(), [0]
+
+        def progress(done: int, total: int, batch: Batch | None) -> None:
+            show(done, total)
+            if batch is None:
+                before[0] = done
+                return
+            left = (time.monotonic() - started) / (done - before[0]) * (total - done)
+            if not sys.stderr.isatty():
+                note(
+                    f"{done}/{total} {batch.arm}, seed {batch.seed}, batch {batch.number}: {batch.seconds:.0f} s, "
+                    f"{sum(row.correct for row in batch.rows)} of {len(batch.rows)} right; "
+                    f"{timedelta(seconds=round(left))} left"
+                )
+
+        return evaluation.run(progress)
+
+
+def _finished(
+    path: Path, settings: dict[str, Any], arms: set[str], seeds: tuple[int, ...]
+) -> tuple[list[Batch], dict[str, Any]]:
+    """What is there of these arms and seeds, and what it was measured with."""
+    from hf_specdec.quality import RowsFile
+
+    if not path.exists():
+        raise CommandError(f"there is no {path.name}: run without --report-only first")
+    file = RowsFile.read(path)
+    file.check(settings)
+    batches = [batch for batch in file.batches.values() if batch.arm in arms and batch.seed in seeds]
+    return batches, file.environment
+
+
+def _report(
+    out: Path, batches: list[Batch], settings: dict[str, Any], environment: dict[str, Any], as_json: bool
+) -> None:
+    from hf_specdec.quality import summarize, write_report
+    from hf_specdec.quality.report import tables
+
+    summary = summarize(batches, greedy=settings["temperature"] == 0)
+    if not summary:
+        raise CommandError("no question has been answered by every arm yet: go on with --resume, or name fewer --arms")
+    paths = write_report(out, summary, batches, environment, settings)
+    if as_json:
+        print_json({"summary": summary, "settings": settings, "environment": environment})
+        return
+    typer.echo(tables(summary))  # as it is: the tables are wider than most terminals
+    note("Written: " + ", ".join(str(path) for path in paths))
+
+
+def _environment(models: Models, packed: bool) -> dict[str, Any]:
+    import torch
+    import transformers
+
+    import hf_specdec
+    from hf_specdec.quality.gsm8k import INSTRUCTION
+
+    return {
+        "instruction": INSTRUCTION,
+        "device": str(models.target.device),
+        "threads": torch.get_num_threads(),
+        "linears": "packed where they are float32 on the CPU" if packed else "torch's own",
+        "date": date.today().isoformat(),
+        "versions": {
+            "hf_specdec": hf_specdec.__version__,
+            "transformers": transformers.__version__,
+            "torch": torch.__version__,
+        },
+    }
+
+
+def _fingerprint(questions: list[Question]) -> str:
+    return hashlib.sha256("\n".join(f"{each.text} {each.answer}" for each in questions).encode()).hexdigest()[:16]
+
+
+def _seeds(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(each) for each in text.split(","))
+    except ValueError:
+        raise CommandError(f"--seeds takes comma-separated numbers, got {text!r}") from None
+
+
+def _remarks(notes: list[str]) -> dict[str, str]:
+    pairs = [each.partition("=") for each in notes]
+    if wrong := [key for key, equals, _ in pairs if not (key and equals)]:
+        raise CommandError(f"--note takes KEY=VALUE, got {wrong[0]!r}")
+    return {key: value for key, _, value in pairs}

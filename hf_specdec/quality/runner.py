@@ -1,0 +1,224 @@
+"""Running a quality measurement: every question through every arm, in batches, each finished batch kept at once."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import StoppingCriteriaList
+
+from hf_specdec.bench.arms import Arm
+from hf_specdec.bench.clock import Clock
+from hf_specdec.errors import InvalidConfigError
+from hf_specdec.quality.arms import CONTROL, MATCHED, random_arm, throws_dice
+from hf_specdec.quality.control import RandomRejection
+from hf_specdec.quality.gsm8k import Question, extract_answer
+from hf_specdec.quality.rows import Batch, Row, RowsFile
+from hf_specdec.stats import RowStats, SpeculativeStats
+
+
+__all__ = ["Evaluation", "changed_rate", "row_seed"]
+
+
+@dataclass(frozen=True)
+class _Task:
+    arm: Arm
+    seed: int
+    number: int
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        return self.arm.name, self.seed, self.number
+
+
+@dataclass
+class Evaluation:
+    """A measurement that can be interrupted and resumed.
+
+    Args:
+        target, assistant (`PreTrainedModel`): The models; the assistant may be None where no arm drafts with it.
+        tokenizer (`PreTrainedTokenizerBase`): Their tokenizer.
+        questions (`list[Question]`): The questions.
+        prompts (`list[list[int]]`): The token ids of their prompts.
+        arms (`list[Arm]`): The arms, see [`parse_quality_arms`].
+        file ([`RowsFile`]): Where finished batches are kept.
+        batch_size (`int`): Questions that are decoded together.
+        max_new_tokens (`int`): Tokens per answer; an EOS token ends earlier.
+        temperature (`float`): 0 decodes greedily; then only arms that throw dice are run for each seed.
+        seeds (`list[int]`): Seeds of the dice.
+        length (`int`): Tokens to draft per round, for the control.
+    """
+
+    target: Any
+    assistant: Any | None
+    tokenizer: Any
+    questions: list[Question]
+    prompts: list[list[int]]
+    arms: list[Arm]
+    file: RowsFile
+    batch_size: int = 32
+    max_new_tokens: int = 220
+    temperature: float = 0.0
+    seeds: tuple[int, ...] = (0,)
+    length: int = 5
+
+    def __post_init__(self) -> None:
+        if self.assistant is None and (missing := [arm.name for arm in self.arms if arm.needs_draft]):
+            raise InvalidConfigError(f"the arms {', '.join(missing)} need a draft model: pass --assistant")
+        if not self.seeds or len(set(self.seeds)) < len(self.seeds):
+            raise InvalidConfigError(f"seeds must be one or more different numbers, got {list(self.seeds)}")
+        by_length = sorted(range(len(self.prompts)), key=lambda place: (len(self.prompts[place]), place))
+        self.batches = [by_length[i : i + self.batch_size] for i in range(0, len(by_length), self.batch_size)]
+
+    def run(self, progress: Callable[[int, int, Batch | None], None] = lambda done, total, batch: None) -> list[Batch]:
+        """Decodes what is not finished yet, and returns all batches.
+
+        Args:
+            progress (`Callable`, *optional*): Called with the number of finished batches, of all batches, and the batch that
+                has just been finished (None at the start).
+        """
+        tasks = list(self._tasks())
+        done = sum(task.key in self.file.batches for task in tasks)
+        progress(done, len(tasks), None)
+        for task in tasks:
+            if task.key not in self.file.batches:
+                batch = self.decode(task.arm, task.seed, task.number)
+                self.file.add(batch)
+                done += 1
+                progress(done, len(tasks), batch)
+        return [self.file.batches[task.key] for task in tasks]
+
+    def finished(self) -> list[Batch]:
+        """The batches that are there, of the arms and seeds asked for."""
+        keys = [task.key for task in self._tasks()]
+        return [self.file.batches[key] for key in keys if key in self.file.batches]
+
+    @torch.no_grad()
+    def decode(self, arm: Arm, seed: int, number: int) -> Batch:
+        """One batch of questions through one arm."""
+        if arm.name == CONTROL:
+            arm = random_arm(CONTROL, self._matched_rate(), self.length)
+        places = self.batches[number]
+        inputs = self._inputs([self.prompts[place] for place in places])
+        seeds = [row_seed(seed, self.questions[place].index) for place in places]
+        clock, found = Clock(), list[SpeculativeStats]()
+        started = time.perf_counter()
+        if arm.config is None:
+            with torch.random.fork_rng():
+                torch.manual_seed(seeds[0])
+                sequences = self.target.generate(
+                    **inputs, **self._options(), stopping_criteria=StoppingCriteriaList([clock])
+                )
+        else:
+            sequences = self.target.generate(
+                **inputs,
+                **self._options(),
+                speculative_config=arm.config,
+                assistant_model=self.assistant if arm.needs_draft else None,
+                stats_callback=found.append,
+                row_seeds=seeds,
+            )
+        seconds = time.perf_counter() - started
+        prefill = found[0].prefill_seconds if found else clock.steps[0][0] - started
+        counts = [_counts(row) for row in found[0].rows] if found else [{} for _ in places]
+        new = sequences[:, inputs["input_ids"].shape[1] :].tolist()
+        rows = [self._row(place, *each) for place, *each in zip(places, new, counts, strict=True)]
+        return Batch(arm.name, seed, number, rows, seconds, seconds - prefill, _rate(arm))
+
+    def _tasks(self) -> Iterator[_Task]:
+        """Batches in a shuffled order, so that an interrupted run is no sample of short questions; all arms of a batch one
+        after another, in alternating order; the control last, for its rate is measured before."""
+        order = list(range(len(self.batches)))
+        random.Random(0).shuffle(order)
+        first = [arm for arm in self.arms if arm.name != CONTROL]
+        last = [arm for arm in self.arms if arm.name == CONTROL]
+        for arms in (first, last):
+            for turn, seed in enumerate(self.seeds):
+                for place, number in enumerate(order):
+                    for arm in arms if place % 2 == 0 else arms[::-1]:
+                        if turn == 0 or self.temperature > 0 or throws_dice(arm):
+                            yield _Task(arm, seed, number)
+
+    def _matched_rate(self) -> float:
+        """The control's rate; once it has been used it stays, also where seeds are added later."""
+        batches = self.file.batches.values()
+        used = [batch.rate for batch in batches if batch.arm == CONTROL and batch.rate is not None]
+        return used[0] if used else changed_rate([batch for batch in batches if batch.arm == MATCHED])
+
+    def _inputs(self, prompts: list[list[int]]) -> dict[str, Tensor]:
+        """Prompts padded on the left to a common length."""
+        width, pad = max(map(len, prompts)), self._pad_token_id()
+        device = self.target.device
+        return {
+            "input_ids": torch.tensor([[pad] * (width - len(each)) + each for each in prompts], device=device),
+            "attention_mask": torch.tensor(
+                [[0] * (width - len(each)) + [1] * len(each) for each in prompts], device=device
+            ),
+        }
+
+    def _options(self) -> dict[str, Any]:
+        """Options of `generate`. A checkpoint's own penalties and filters are switched off: the law is the model's."""
+        options = {
+            "max_new_tokens": self.max_new_tokens,
+            "pad_token_id": self._pad_token_id(),
+            "repetition_penalty": 1.0,
+            "do_sample": self.temperature > 0,
+        }
+        return options | ({"temperature": self.temperature, "top_k": 0, "top_p": 1.0} if self.temperature > 0 else {})
+
+    def _pad_token_id(self) -> int:
+        return 0 if self.tokenizer.pad_token_id is None else int(self.tokenizer.pad_token_id)
+
+    def _row(self, place: int, tokens: list[int], counts: dict[str, int]) -> Row:
+        question, eos = self.questions[place], self._eos_token_ids()
+        end = next((i + 1 for i, token in enumerate(tokens) if token in eos), None)
+        text = self.tokenizer.decode(tokens[:end], skip_special_tokens=True)
+        answer = extract_answer(text)
+        return Row(
+            question=question.index,
+            tokens=tokens[:end],
+            text=text,
+            answer=None if answer is None else str(answer),
+            correct=answer == question.answer,
+            ended=end is not None,
+            counts=counts,
+        )
+
+    def _eos_token_ids(self) -> set[int]:
+        given = self.target.generation_config.eos_token_id
+        return set() if given is None else {given} if isinstance(given, int) else set(given)
+
+
+def row_seed(seed: int, question: int) -> int:
+    """The seed of a question's dice; neither the batch nor the order of work matters."""
+    return int.from_bytes(hashlib.sha256(f"{seed}:{question}".encode()).digest()[:7], "big")
+
+
+def changed_rate(batches: list[Batch]) -> float:
+    """`changed / (accepted + changed)`: how often EASD changes a token where the exact rule would have kept the draft.
+
+    Raises:
+        [`InvalidConfigError`]: If the arm reached no such position, so that there is nothing to match.
+    """
+    counts = [row.counts for batch in batches for row in batch.rows]
+    changed = sum(each.get("easd_changed_token", 0) for each in counts)
+    kept = sum(each["num_accepted_tokens"] for each in counts) + changed
+    if kept == 0:
+        raise InvalidConfigError(f"the arm {MATCHED} reached no aligned draft: give the control a rate, {CONTROL}-RATE")
+    return changed / kept
+
+
+def _rate(arm: Arm) -> float | None:
+    rule = None if arm.config is None else arm.config.rule
+    return rule.rate if isinstance(rule, RandomRejection) else None
+
+
+def _counts(row: RowStats) -> dict[str, int]:
+    names = ("num_rounds", "num_draft_tokens", "num_verified_tokens", "num_accepted_tokens", "num_new_tokens")
+    return {name: getattr(row, name) for name in names} | dict(row.events)
