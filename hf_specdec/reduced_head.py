@@ -177,8 +177,8 @@ def _twin(module: nn.Module, head: Any, new_head: nn.Module) -> Any:
         )
     if "forward" in vars(module):
         raise UnsupportedModelError(
-            f"the forward of this {type(module).__name__} was replaced (accelerate does so where a model is spread over devices), "
-            "so its head cannot be reduced. Drop draft_vocabulary, or load the draft model on one device"
+            f"the forward of this {type(module).__name__} was replaced (as accelerate does over several devices), so "
+            "its head cannot be reduced. Drop draft_vocabulary, or load the draft model on one device"
         )
     first, _, rest = name.partition(".")
     child = new_head if not rest else _twin(module._modules[first], head, new_head)  # type: ignore[arg-type]
