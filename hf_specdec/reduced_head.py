@@ -50,9 +50,10 @@ class ReducedHead(nn.Module):
 
 @dataclass(frozen=True)
 class _Kept:
-    """Rows taken from a weight, and what tells whether the weight is still the same."""
+    """Rows taken from a weight, the weight itself, and what tells whether it is still the same."""
 
     token_ids: tuple[int, ...]
+    weight: Tensor
     storage: weakref.ref[Tensor]
     state: tuple[int, int]
     rows: nn.Module
@@ -110,7 +111,8 @@ def assistant_drafter(
 def reduce_head(model: Any, token_ids: tuple[int, ...], more: tuple[int, ...] = ()) -> Any:
     """A twin of the model whose logits are those of `token_ids` and then of `more`, in this order.
 
-    The rows of `token_ids` are taken, and on the CPU in float32 packed, once per model and vocabulary.
+    The rows of `token_ids` are taken, and on the CPU in float32 packed, once per model and vocabulary. Of a packed head the
+    ordinary weight is kept beside it, since taking rows from it for each run would mean to unpack it each time.
 
     Args:
         model (`PreTrainedModel`): A causal LM, possibly wrapped by PEFT. It is not changed.
@@ -129,11 +131,12 @@ def reduce_head(model: Any, token_ids: tuple[int, ...], more: tuple[int, ...] = 
         )
     kept = _KEPT.get(plain)
     if kept is None or not kept.serves(token_ids, head):
-        storage = _storage(head)
-        kept = _Kept(token_ids, weakref.ref(storage), _state(storage), _rows(head, token_ids, packs=True))
+        storage, weight = _storage(head), head.weight.detach()
+        rows = _rows(weight, head.bias, token_ids, packs=True)
+        kept = _Kept(token_ids, weight, weakref.ref(storage), _state(storage), rows)
         _probe(model, _twin(plain, head, ReducedHead(kept.rows)), token_ids)
         _KEPT[plain] = kept
-    return _twin(plain, head, ReducedHead(kept.rows, _rows(head, more) if more else None))
+    return _twin(plain, head, ReducedHead(kept.rows, _rows(kept.weight, head.bias, more) if more else None))
 
 
 def _head(model: Any) -> Any:
@@ -157,13 +160,12 @@ def _state(storage: Tensor) -> tuple[int, int]:
     return storage.data_ptr(), 0 if storage.is_inference() else storage._version
 
 
-def _rows(head: Any, token_ids: tuple[int, ...], *, packs: bool = False) -> nn.Module:
-    weight = head.weight.detach()
+def _rows(weight: Tensor, bias: Tensor | None, token_ids: tuple[int, ...], *, packs: bool = False) -> nn.Module:
     index = torch.tensor(token_ids, device=weight.device)
-    linear = nn.Linear(weight.shape[1], len(token_ids), bias=head.bias is not None, device="meta")
+    linear = nn.Linear(weight.shape[1], len(token_ids), bias=bias is not None, device="meta")
     linear.weight = nn.Parameter(weight[index], requires_grad=False)
-    if head.bias is not None:
-        linear.bias = nn.Parameter(head.bias.detach()[index], requires_grad=False)
+    if bias is not None:
+        linear.bias = nn.Parameter(bias.detach()[index], requires_grad=False)
     fits = weight.device.type == "cpu" and weight.dtype == torch.float32
     return PackedLinear(linear) if packs and fits and packing_problem() is None else linear
 

@@ -32,7 +32,7 @@ def test_texts_that_grow_shrink_and_change_match_as_in_a_full_search(alphabet, s
         return int(torch.randint(high, (1,), generator=generator))
 
     text = torch.randint(alphabet, (5,), generator=generator)
-    for step in range(400):
+    for step in range(150):
         kind = number(10)
         if kind < 3:  # a stretch of itself
             start = number(len(text) + 1)
@@ -50,7 +50,7 @@ def test_texts_that_grow_shrink_and_change_match_as_in_a_full_search(alphabet, s
         assert index.match() == brute_force(text, *sizes)
         assert index.tokens(0, len(text)) == text.tolist()
         found += index.match() is not None
-    assert found > 20
+    assert found > 5
 
 
 def test_a_text_that_is_cut_is_forgotten():
