@@ -90,8 +90,8 @@ class EconomizeRun:
         sampled = self._temperature is not None
         selector = self._economize.TopPSampler(temperature=self._temperature, seed=seed) if sampled else None
         result = self._model.decode(input_ids, max_new_tokens, selector=selector, stop=stop)
-        tokens, cycles = result.tokens.tolist(), len(result.acceptance)
-        first = 1
+        tokens, first = result.tokens.tolist(), 1
+        cycles = sum(event.kind == "exact" for event in result.cost.events) - 1  # without the prompt's own pass
         if self._has_draft_model and cycles > 1:
             first, cycles = 2 + result.acceptance[0][1], cycles - 1
         return tokens, len(tokens) - first, cycles, times[-1] - times[min(first, len(times)) - 1]

@@ -1,6 +1,7 @@
 """Running arms: what each measures, sampled runs, and peers that may not be installed."""
 
 import importlib.util
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -88,7 +89,9 @@ class FakeModel:
                 tokens.append(5 + len(tokens))
                 if stop(torch.tensor(tokens)) or len(tokens) == max_new_tokens:
                     break
-        return type("Result", (), {"tokens": torch.tensor(tokens), "acceptance": list(self.cycles)})
+        kinds = ["exact", *["draft", "draft", "exact"] * len(self.cycles)]
+        cost = SimpleNamespace(events=[SimpleNamespace(kind=kind) for kind in kinds])
+        return SimpleNamespace(tokens=torch.tensor(tokens), acceptance=list(self.cycles), cost=cost)
 
 
 @pytest.mark.parametrize(("has_draft_model", "phase"), [(False, (8, 3)), (True, (5, 2))])
