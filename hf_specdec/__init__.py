@@ -2,7 +2,7 @@
 
 from hf_specdec.acceptance import ACCEPTANCE
 from hf_specdec.configs import BaseConfig, EASDConfig, ExactConfig, SpeculativeConfig
-from hf_specdec.drafters import DrafterBase, DraftSettings, ScriptedDrafter
+from hf_specdec.drafters import DrafterBase, DraftSettings, DraftVocabulary, ScriptedDrafter
 from hf_specdec.easd_processor import EASDLogitsProcessor
 from hf_specdec.errors import (
     DrafterError,
@@ -31,6 +31,7 @@ __all__ = [
     "ConstantLength",
     "CostTable",
     "DraftSettings",
+    "DraftVocabulary",
     "DrafterBase",
     "DrafterError",
     "EASDConfig",

@@ -14,6 +14,7 @@ from typing import Any, Literal, final
 from huggingface_hub import HfApi, hf_hub_download
 
 from hf_specdec.acceptance import ACCEPTANCE, EASD, Exact
+from hf_specdec.drafters import DraftVocabulary
 from hf_specdec.errors import InvalidConfigError
 from hf_specdec.laws import EntropyKind
 from hf_specdec.lengths import LENGTHS, ConstantLength, CostTable, GoodputLength
@@ -48,7 +49,7 @@ STOCK_OPTIONS = (
     "use_mtp",
 )
 
-_PARTS: dict[str, Any] = {**ACCEPTANCE, **LENGTHS, "cost_table": CostTable}
+_PARTS: dict[str, Any] = {**ACCEPTANCE, **LENGTHS, "cost_table": CostTable, "draft_vocabulary": DraftVocabulary}
 _CHOICES = {
     "drafting": ("auto", "model", "ngram", "hybrid"),
     "on_drafter_error": ("continue", "raise"),
@@ -67,6 +68,8 @@ class BaseConfig(ABC):
         length (`int`, `"auto"` or a length controller): How far to draft. `"auto"` adapts in exact greedy decoding, where
             it cannot change the text, and is constantly 5 elsewhere, so that a seed or threshold reproduces its text.
         ngram_size (`int`): Longest suffix that prompt lookup searches for, in tokens.
+        draft_vocabulary ([`DraftVocabulary`] or path, *optional*): The frequent ids that the draft model's head shall score,
+            and no others but the prompt's own (FR-Spec, arXiv 2502.14856). The text's law stays the target's.
         on_drafter_error (`str`): `"continue"` reports a failing drafter once and decodes on plainly, `"raise"` raises.
         batching (`str`): `"ragged"`: rows advance on their own; refused when a processor or criterion is not known to
             judge rows independently. `"lockstep"`: all rows advance by the same number of tokens, and every processor and
@@ -76,6 +79,7 @@ class BaseConfig(ABC):
     drafting: Literal["auto", "model", "ngram", "hybrid"] = "auto"
     length: int | str | LengthController = "auto"
     ngram_size: int = 3
+    draft_vocabulary: DraftVocabulary | str | Path | None = None
     on_drafter_error: Literal["continue", "raise"] = "continue"
     batching: Literal["auto", "ragged", "lockstep"] = "auto"
 
@@ -89,6 +93,13 @@ class BaseConfig(ABC):
             raise InvalidConfigError(f'length must be an integer, "auto" or a length controller, got {self.length!r}')
         if isinstance(self.length, bool | float):
             raise InvalidConfigError(f"length must be an integer, got {self.length!r}")
+        if isinstance(self.draft_vocabulary, Path):  # so that it can be saved
+            object.__setattr__(self, "draft_vocabulary", str(self.draft_vocabulary))
+        if not isinstance(self.draft_vocabulary, DraftVocabulary | str | None):
+            given = type(self.draft_vocabulary).__name__
+            raise InvalidConfigError(
+                f"draft_vocabulary must be a DraftVocabulary or the path of a saved one, got {given}"
+            )
         # Building the parts validates the method's own options before any model runs.
         _check_part("a length controller", self.controller(deterministic=True), "start")
         _check_part("an acceptance rule", self.rule, "acceptance", "replacement", "count")
@@ -118,6 +129,11 @@ class BaseConfig(ABC):
         if choice in ("model", "hybrid") and not has_assistant:
             raise InvalidConfigError(
                 f'drafting="{choice}" needs a draft model: pass assistant_model=..., or drafting="ngram"'
+            )
+        if self.draft_vocabulary is not None and choice == "ngram":
+            raise InvalidConfigError(
+                "draft_vocabulary reduces the head of a draft model and n-gram drafts have none: pass assistant_model=... and "
+                'drafting="model", or drop draft_vocabulary'
             )
         if self.rule.needs_draft_logits and choice == "ngram":
             raise InvalidConfigError(

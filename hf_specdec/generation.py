@@ -22,13 +22,14 @@ from transformers.generation.configuration_utils import GenerationMode
 from hf_specdec._compat import CACHE_KEY, cache_argument, needs_synced_forwards, undecorated_model, user_set
 from hf_specdec.compatibility import check_model, check_tokenizers
 from hf_specdec.configs import STOCK_OPTIONS, BaseConfig, load_config, with_stock_options
-from hf_specdec.drafters import AssistantDrafter, DrafterBase, DraftSettings, HybridDrafter, PromptLookupDrafter
+from hf_specdec.drafters import DrafterBase, DraftSettings, HybridDrafter, PromptLookupDrafter
 from hf_specdec.errors import InvalidConfigError, UnsupportedModelError
 from hf_specdec.loading import load_model
 from hf_specdec.loop import Record, Run, speculate
 from hf_specdec.outputs import SpeculativeDecoderOnlyOutput, StepOutputs, TokenStream
 from hf_specdec.prefix_lm import PrefixLM, can_realign, read_prompt
 from hf_specdec.records import Round
+from hf_specdec.reduced_head import assistant_drafter
 from hf_specdec.sequences import Sequences
 from hf_specdec.stats import SpeculativeStats
 from hf_specdec.verify import RandomStreams
@@ -199,6 +200,7 @@ class SpeculativeDecoder:
                 f"returns a drafter; got {type(assistant).__name__}"
             )
         deterministic = self.config.rule.lossless and not generation_config.do_sample
+        make_assistant = assistant_drafter(assistant, self.config.draft_vocabulary, self.tokenizer)
         if assistant is not None and not is_model:
             return lambda run: assistant(self._settings(run, generation_config))
         choice = self.config.drafting_for(has_assistant=is_model, deterministic=deterministic)
@@ -208,7 +210,7 @@ class SpeculativeDecoder:
             ngram = PromptLookupDrafter(settings, self.config.ngram_size)
             if choice == "ngram":
                 return ngram
-            drafter = AssistantDrafter(settings, assistant)
+            drafter = make_assistant(settings, run.sequences.tokens)
             return drafter if choice == "model" else HybridDrafter(settings, ngram, drafter)
 
         return make

@@ -65,6 +65,11 @@ class PackedLinear(nn.Module):
             return nn.Parameter(self._packed.to_dense(), requires_grad=False)
         return cast(nn.Parameter, self._dense)
 
+    @property
+    def storage(self) -> Tensor:
+        """The tensor that holds the weight, in whatever layout it is now."""
+        return cast(Tensor, self._dense if self._packed is None else self._packed)
+
     def forward(self, hidden_states: Tensor) -> Tensor:
         if self._packed is None or hidden_states.requires_grad:
             return nn.functional.linear(hidden_states, self.weight, self.bias)

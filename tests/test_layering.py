@@ -11,7 +11,7 @@ PACKAGE = "hf_specdec"
 PUBLIC = "__init__"  # the package itself, as in `from hf_specdec import ExactConfig`
 ORDER = [
     *"errors _compat compatibility records laws warping sequences prefix_lm verify acceptance lengths networks".split(),
-    *"drafters loop stats configs easd_processor calibration outputs linear loading generation hook".split(),
+    *"drafters loop stats configs easd_processor calibration outputs linear reduced_head loading generation hook".split(),
     *"losslessness rendering".split(),
     PUBLIC,
     *"training hub bench quality cli".split(),

@@ -1,4 +1,4 @@
-"""The arms of a benchmark: plain decoding, transformers' own assisted decoding, and configurations of this package."""
+"""The arms of a benchmark: plain decoding, transformers' own assisted decoding, peers, and configurations of this package."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from hf_specdec.bench.economize import EconomizeArm
 from hf_specdec.configs import BaseConfig, EASDConfig, ExactConfig
 from hf_specdec.errors import InvalidConfigError
 
@@ -23,23 +24,26 @@ class Arm:
         config ([`BaseConfig`], *optional*): A configuration of this package; None for plain and stock arms.
         stock (`dict`, *optional*): Keywords of transformers' own assisted decoding. `assistant_model=True` stands for the
             draft model, whose `num_assistant_tokens` is set for the call only.
+        economize ([`EconomizeArm`], *optional*): What the package economize shall do.
         needs_draft (`bool`): Whether the arm uses the draft model.
     """
 
     name: str
     config: BaseConfig | None = None
     stock: dict[str, Any] | None = None
+    economize: EconomizeArm | None = None
     needs_draft: bool = False
 
     @property
     def is_plain(self) -> bool:
-        return self.config is None and self.stock is None
+        return self.config is None and self.stock is None and self.economize is None
 
 
 def parse_arm(name: str) -> Arm:
     """The arm with this name.
 
-    `plain`; `stock-assistant`, `stock-assistant-N`, `stock-lookup-N`, `stock-early-exit-N`; `default`, `model-N`, `ngram-N`,
+    `plain`; `stock-assistant`, `stock-assistant-N`, `stock-lookup-N`, `stock-early-exit-N`; `economize-lookup-N`,
+    `economize-model-N` (the package economize, where it is installed); `default`, `model-N`, `ngram-N`,
     `hybrid-N`; `easd`, `easd-THRESHOLD`, `easd-plain` (the ablation that resamples without the mask). Without `-N` the
     length is the configuration's own.
 
@@ -75,6 +79,10 @@ _ARMS: dict[str, Callable[..., Arm]] = {
     r"stock-assistant(?:-(\d+))?": _stock_assistant,
     r"stock-lookup-(\d+)": lambda name, number: Arm(name, stock={"prompt_lookup_num_tokens": int(number)}),
     r"stock-early-exit-(\d+)": lambda name, number: Arm(name, stock={"assistant_early_exit": int(number)}),
+    r"economize-lookup-(\d+)": lambda name, number: Arm(name, economize=EconomizeArm("lookup", int(number))),
+    r"economize-model-(\d+)": lambda name, number: Arm(
+        name, economize=EconomizeArm("draft_model", int(number)), needs_draft=True
+    ),
     r"default": _ours("auto"),
     r"model(?:-(\d+))?": _ours("model"),
     r"ngram(?:-(\d+))?": _ours("ngram"),

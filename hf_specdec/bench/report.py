@@ -18,6 +18,7 @@ _COLUMNS = {
     "tokens_per_second": ("tokens/s", "{:.2f}"),
     "speedup": ("speed-up", "{:.2f}x"),
     "predicted_speedup": ("predicted", "{:.2f}x"),
+    "ceiling_speedup": ("ceiling", "{:.2f}x"),
     "loop_efficiency": ("loop efficiency", "{:.2f}"),
     "tokens_per_round": ("tokens/round", "{:.2f}"),
     "acceptance_rate": ("acceptance", "{:.1%}"),
@@ -56,6 +57,9 @@ def markdown(summary: dict[str, dict[str, dict[str, Any]]], environment: dict[st
         parts += [f"## {dataset}", "", table(arms), ""]
         if positions := _positions(arms):
             parts += ["Share of rounds that accepted at least so many drafts:", "", positions, ""]
+        for name, figures in arms.items():
+            if best := figures.get("best_constant"):
+                parts += [f"`{name}`: best constant length in hindsight {best['length']} ({best['speedup']:.2f}x)", ""]
         for name, figures in arms.items():
             if counts := figures.get("events"):
                 parts += [f"`{name}`: {', '.join(f'{key} {value}' for key, value in counts.items())}", ""]

@@ -15,6 +15,7 @@ from transformers import StoppingCriteriaList
 
 from hf_specdec.bench.arms import Arm
 from hf_specdec.bench.clock import Clock
+from hf_specdec.bench.economize import EconomizeRun, economize_problem
 from hf_specdec.errors import InvalidConfigError
 from hf_specdec.stats import SpeculativeStats
 
@@ -33,6 +34,7 @@ class Row:
         decode_tokens (`int`): Tokens of the decode phase: what came after the first forward pass (for transformers' own
             assisted decoding, after its first round, which holds both prefills).
         decode_seconds (`float`): Time of the decode phase; the prompts' forward passes are not in it.
+        decode_rounds (`int`): Target passes of the decode phase.
         total_seconds (`float`): Time of the whole `generate` call.
         rounds (`list[list]`): `[drafted, emitted, source]` of every round, for arms of this package.
         stats (`dict`): The run's statistics, for arms of this package.
@@ -47,6 +49,12 @@ class Row:
     total_seconds: float
     rounds: list[list[Any]] = field(default_factory=list)
     stats: dict[str, Any] = field(default_factory=dict)
+    decode_rounds: int = 0
+
+    @property
+    def prefill_seconds(self) -> float:
+        """Time before the decode phase: the prompts' forward passes, and what `generate` prepares."""
+        return self.total_seconds - self.decode_seconds
 
     @property
     def tokens_per_second(self) -> float:
@@ -64,6 +72,8 @@ class Benchmark:
         prompts (`list[list[int]]`): The token ids of each prompt.
         arms (`list[Arm]`): The arms; `plain` must be among them, for it is what the others are compared with.
         max_new_tokens (`int`): Tokens per prompt; an EOS token ends earlier.
+        temperature (`float`, *optional*): Samples at this temperature, without top-k and top-p; greedy by default.
+        seed (`int`): When sampling, each prompt's dice start from `seed` plus its number. The global generator is put back.
         checkpoint (`Path`, *optional*): Where finished rows are kept, one JSON object a line.
     """
 
@@ -74,12 +84,20 @@ class Benchmark:
     arms: list[Arm]
     max_new_tokens: int = 128
     checkpoint: Path | None = None
+    temperature: float | None = None
+    seed: int = 0
+    _peers: dict[str, EconomizeRun] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if not any(arm.is_plain for arm in self.arms):
             raise InvalidConfigError("a benchmark needs the arm plain to compare with")
         if self.assistant is None and (missing := [arm.name for arm in self.arms if arm.needs_draft]):
             raise InvalidConfigError(f"the arms {', '.join(missing)} need a draft model")
+        if self.temperature is not None and not self.temperature > 0.0:
+            raise InvalidConfigError(f"temperature must be above 0 (None is greedy), got {self.temperature}")
+        peers = [arm.name for arm in self.arms if arm.economize is not None]
+        if peers and (problem := economize_problem()):
+            raise InvalidConfigError(f"the arms {', '.join(peers)} cannot run: {problem}")
 
     def finished(self) -> list[Row]:
         """Rows of an interrupted run; a line that was cut off by the interruption is dropped."""
@@ -106,44 +124,69 @@ class Benchmark:
         return sorted(rows, key=lambda row: (row.prompt, row.arm))
 
     def decode(self, arm: Arm, prompt: int) -> Row:
-        """One prompt through one arm, greedily."""
-        input_ids = torch.tensor([self.prompts[prompt]], device=self.target.device)
-        inputs = {"input_ids": input_ids, "attention_mask": torch.ones_like(input_ids)}
-        clock, rounds = Clock(), []
-        options: dict[str, Any] = {"max_new_tokens": self.max_new_tokens, "do_sample": False}
+        """One prompt through one arm."""
+        if arm.economize is not None and arm.name not in self._peers:
+            self._peers[arm.name] = EconomizeRun(arm.economize, self.target, self.assistant, self.temperature)
+        device = self.target.device
+        input_ids = torch.tensor([self.prompts[prompt]], device=device)
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            if self.temperature is not None:
+                torch.manual_seed(self.seed + prompt)
+            started = time.perf_counter()
+            decode = self._ours if arm.config is not None else self._theirs if arm.economize is None else self._peer
+            tokens, phase = decode(arm, prompt, input_ids)
+            total = time.perf_counter() - started
+        text = self.tokenizer.decode(tokens, skip_special_tokens=True)
+        return Row(arm=arm.name, prompt=prompt, tokens=tokens, text=text, total_seconds=total, **phase)
+
+    def _ours(self, arm: Arm, prompt: int, input_ids: torch.Tensor) -> tuple[list[int], dict[str, Any]]:
         collected: list[SpeculativeStats] = []
-        if arm.config is not None:
-            options |= {
-                "speculative_config": arm.config,
-                "assistant_model": self.assistant if arm.needs_draft else None,
-                "stats_callback": collected.append,
-                "round_callback": lambda round_: rounds.append(
-                    [int(round_.num_drafted[0]), len(round_.emitted[0]), round_.source]
-                ),
-            }
-        else:
-            options |= {"stopping_criteria": StoppingCriteriaList([clock])} | self._stock_options(arm)
-        started = time.perf_counter()
-        sequences = self._generate(arm, inputs, options)
-        total = time.perf_counter() - started
-        tokens = sequences[0, input_ids.shape[1] :].tolist()
-        if collected:
-            stats = collected[0]
-            decode_tokens, seconds = len(tokens) - 1, stats.total_seconds - stats.prefill_seconds
-        else:
-            first, last = clock.steps[0], clock.steps[-1]
-            decode_tokens, seconds = last[1] - first[1], last[0] - first[0]
-        return Row(
-            arm=arm.name,
-            prompt=prompt,
-            tokens=tokens,
-            text=self.tokenizer.decode(tokens, skip_special_tokens=True),
-            decode_tokens=decode_tokens,
-            decode_seconds=seconds,
-            total_seconds=total,
-            rounds=rounds[1:],
-            stats=collected[0].to_dict() if collected else {},
+        rounds: list[list[Any]] = []
+        sequences = self.target.generate(
+            **self._inputs(input_ids),
+            speculative_config=arm.config,
+            assistant_model=self.assistant if arm.needs_draft else None,
+            stats_callback=collected.append,
+            round_callback=lambda round_: rounds.append(
+                [int(round_.num_drafted[0]), len(round_.emitted[0]), round_.source]
+            ),
         )
+        tokens, stats = sequences[0, input_ids.shape[1] :].tolist(), collected[0]
+        return tokens, {
+            "decode_tokens": len(tokens) - 1,
+            "decode_seconds": stats.total_seconds - stats.prefill_seconds,
+            "decode_rounds": len(rounds) - 1,
+            "rounds": rounds[1:],
+            "stats": stats.to_dict(),
+        }
+
+    def _theirs(self, arm: Arm, prompt: int, input_ids: torch.Tensor) -> tuple[list[int], dict[str, Any]]:
+        """Plain decoding and transformers' own assisted decoding."""
+        clock = Clock()
+        options = {"stopping_criteria": StoppingCriteriaList([clock])} | self._stock_options(arm)
+        sequences = self._generate(arm, self._inputs(input_ids), options)
+        (started, before), (ended, after) = clock.steps[0], clock.steps[-1]
+        return sequences[0, input_ids.shape[1] :].tolist(), {
+            "decode_tokens": after - before,
+            "decode_seconds": ended - started,
+            "decode_rounds": len(clock.steps) - 1,
+        }
+
+    def _peer(self, arm: Arm, prompt: int, input_ids: torch.Tensor) -> tuple[list[int], dict[str, Any]]:
+        tokens, num_tokens, cycles, seconds = self._peers[arm.name].decode(
+            input_ids, self.max_new_tokens, self.seed + prompt
+        )
+        return tokens, {"decode_tokens": num_tokens, "decode_rounds": cycles, "decode_seconds": seconds}
+
+    def _inputs(self, input_ids: torch.Tensor) -> dict[str, Any]:
+        sampling = {} if self.temperature is None else {"temperature": self.temperature, "top_k": 0, "top_p": 1.0}
+        return {
+            "input_ids": input_ids,
+            "attention_mask": torch.ones_like(input_ids),
+            "max_new_tokens": self.max_new_tokens,
+            "do_sample": self.temperature is not None,
+            **sampling,
+        }
 
     def _stock_options(self, arm: Arm) -> dict[str, Any]:
         options = dict(arm.stock or {})

@@ -6,62 +6,99 @@ import statistics
 from typing import Any
 
 from hf_specdec.bench.costs import Costs
+from hf_specdec.bench.replay import best_constant, ceiling_seconds, replay_seconds, sources_of
 from hf_specdec.bench.runner import Row
 
 
 __all__ = ["predicted_speedup", "summarize"]
 
 
-def summarize(rows: list[Row], costs: Costs | None) -> dict[str, dict[str, Any]]:
+def summarize(rows: list[Row], costs: Costs | None, *, sampled: bool = False) -> dict[str, dict[str, Any]]:
     """Figures of each arm.
+
+    Args:
+        rows (`list[Row]`): The rows of one data set.
+        costs ([`Costs`], *optional*): Isolated costs, for what they predict.
+        sampled (`bool`): Whether the texts were sampled, so that equal texts are not to be expected.
 
     Returns:
         By arm: `tokens_per_second` (decode phase, all prompts together), `speedup` (median over prompts of the ratio to
-        plain on the same prompt), `predicted_speedup` and `loop_efficiency` (`speedup / predicted_speedup`) where costs
-        were measured, `text_equal` (share of prompts whose tokens are plain's), and for arms of this package
-        `tokens_per_round`, `acceptance_rate`, `accepted_at_position` (share of rounds that accepted at least so many),
-        `lossless` and `events`.
+        plain on the same prompt), `prefill_seconds` (median per prompt, not in the speeds), `tokens_per_round` (of the decode
+        phase), `lossless` (whether the method keeps the target's law), `text_equal` (share of prompts whose tokens are
+        plain's). For arms of this package also `acceptance_rate`, `accepted_at_position` (share of rounds that accepted at
+        least so many), `events`, and, where costs were measured, `predicted_speedup`, `loop_efficiency` (`speedup /
+        predicted_speedup`), `replayed_tokens_per_second`, `ceiling_speedup` and `best_constant`, which
+        [`hf_specdec.bench.replay`] defines. What is not known of an arm is None.
     """
     plain = {row.prompt: row for row in rows if row.arm == "plain"}
     names = dict.fromkeys(row.arm for row in sorted(rows, key=lambda row: row.arm != "plain"))
-    return {name: _arm([row for row in rows if row.arm == name], plain, costs) for name in names}
+    summary = {}
+    for name in names:
+        own = [row for row in rows if row.arm == name]
+        summary[name] = _speeds(own, plain, sampled)
+        if own[0].stats:
+            summary[name] |= _counts(own)
+            if costs is not None:
+                summary[name] |= _predictions(own, rows, plain, costs)
+                summary[name]["loop_efficiency"] = summary[name]["speedup"] / summary[name]["predicted_speedup"]
+    return summary
 
 
-def _arm(rows: list[Row], plain: dict[int, Row], costs: Costs | None) -> dict[str, Any]:
-    ratios = [row.tokens_per_second / plain[row.prompt].tokens_per_second for row in rows]
-    figures: dict[str, Any] = {
+def predicted_speedup(rows: list[Row], plain: dict[int, Row], costs: Costs) -> float:
+    """Plain seconds for as many tokens, over the isolated costs of the rounds' draft steps and verification passes."""
+    return _seconds_per_token(plain) * _num_emitted(rows) / replay_seconds(rows, costs)
+
+
+def _seconds_per_token(plain: dict[int, Row]) -> float:
+    return sum(each.decode_seconds for each in plain.values()) / sum(each.decode_tokens for each in plain.values())
+
+
+def _num_emitted(rows: list[Row]) -> int:
+    return sum(emitted for row in rows for _, emitted, _ in row.rounds)
+
+
+def _speeds(rows: list[Row], plain: dict[int, Row], sampled: bool) -> dict[str, Any]:
+    rounds, tokens = sum(row.decode_rounds for row in rows), sum(row.decode_tokens for row in rows)
+    return {
         "num_prompts": len(rows),
         "num_tokens": sum(len(row.tokens) for row in rows),
-        "tokens_per_second": sum(row.decode_tokens for row in rows) / sum(row.decode_seconds for row in rows),
-        "speedup": statistics.median(ratios),
-        "text_equal": sum(row.tokens == plain[row.prompt].tokens for row in rows) / len(rows),
+        "tokens_per_second": tokens / sum(row.decode_seconds for row in rows),
+        "speedup": statistics.median(row.tokens_per_second / plain[row.prompt].tokens_per_second for row in rows),
+        "prefill_seconds": statistics.median(row.prefill_seconds for row in rows),
+        "tokens_per_round": tokens / rounds if rounds else None,
+        "predicted_speedup": None,
+        "loop_efficiency": None,
+        "ceiling_speedup": None,
+        "best_constant": None,
+        "lossless": True,  # of plain and stock decoding and of the peers' arms by their own account
+        "text_equal": None if sampled else sum(row.tokens == plain[row.prompt].tokens for row in rows) / len(rows),
     }
-    if not rows[0].stats:
-        return figures
-    rounds = [each for row in rows for each in row.rounds]
+
+
+def _counts(rows: list[Row]) -> dict[str, Any]:
+    num_rounds = sum(len(row.rounds) for row in rows)
     verified = sum(row.stats["num_verified_tokens"] for row in rows)
     accepted = sum(row.stats["num_accepted_tokens"] for row in rows)
-    predicted = None if costs is None else predicted_speedup(rows, plain, costs)
-    return figures | {
-        "tokens_per_round": sum(emitted for _, emitted, _ in rounds) / len(rounds) if rounds else 0.0,
+    return {
+        "tokens_per_round": _num_emitted(rows) / num_rounds if num_rounds else 0.0,
         "acceptance_rate": accepted / verified if verified else 0.0,
-        "accepted_at_position": _accepted_share(rows, len(rounds)),
-        "predicted_speedup": predicted,
-        "loop_efficiency": figures["speedup"] / predicted if predicted else None,
+        "accepted_at_position": _accepted_share(rows, num_rounds),
         "lossless": all(row.stats["lossless"] for row in rows),
         "events": _events(rows),
     }
 
 
-def predicted_speedup(rows: list[Row], plain: dict[int, Row], costs: Costs) -> float:
-    """Plain seconds for as many tokens, over the isolated costs of the rounds' draft steps and verification passes."""
-    seconds_per_token = sum(each.decode_seconds for each in plain.values()) / sum(
-        each.decode_tokens for each in plain.values()
-    )
-    rounds = [each for row in rows for each in row.rounds]
-    drafting = sum(drafted * (costs.draft_step or 0.0) for drafted, _, source in rounds if source == "model")
-    verifying = sum(costs.pass_seconds(drafted + 1) for drafted, _, _ in rounds)
-    return seconds_per_token * sum(emitted for _, emitted, _ in rounds) / (drafting + verifying)
+def _predictions(rows: list[Row], everyone: list[Row], plain: dict[int, Row], costs: Costs) -> dict[str, Any]:
+    known = [row for row in everyone if row.rounds]
+    sources = sources_of(rows)
+    ceiling = sum(ceiling_seconds(row, known, sources, costs) for row in rows)
+    seconds_per_token, emitted = _seconds_per_token(plain), _num_emitted(rows)
+    return {
+        "predicted_speedup": predicted_speedup(rows, plain, costs),
+        "replayed_tokens_per_second": emitted / replay_seconds(rows, costs),
+        "ceiling_speedup": seconds_per_token * emitted / ceiling,
+        "best_constant": best_constant(rows, costs, seconds_per_token),
+    }
 
 
 def _accepted_share(rows: list[Row], num_rounds: int) -> list[float]:

@@ -35,8 +35,9 @@ def bench(
         str,
         typer.Option(
             "--arms",
-            help="Comma-separated: plain, stock-assistant[-N], stock-lookup-N, stock-early-exit-N, default, model[-N], "
-            "ngram[-N], hybrid[-N], easd[-THRESHOLD], easd-plain.",
+            help="Comma-separated: plain, stock-assistant[-N], stock-lookup-N, stock-early-exit-N, economize-model-N, "
+            "economize-lookup-N (where that package is installed), default, model[-N], ngram[-N], hybrid[-N], "
+            "easd[-THRESHOLD], easd-plain.",
         ),
     ] = _ARMS,
     field: Annotated[
@@ -46,6 +47,10 @@ def bench(
     limit: opt.Limit = None,
     chat: opt.Chat = None,
     max_new_tokens: opt.MaxNewTokens = 128,
+    temperature: Annotated[
+        float, typer.Option("--temperature", min=0.0, help="Sample at this temperature; 0 decodes greedily.")
+    ] = 0.0,
+    seed: Annotated[int, typer.Option("--seed", help="When sampling, each prompt's dice start from it.")] = 0,
     dtype: opt.DType = opt.DTypeName.float32,
     device_map: opt.DeviceMap = None,
     quantization: opt.Quantization = None,
@@ -57,7 +62,7 @@ def bench(
     as_json: opt.Json = False,
     debug: opt.Debug = False,
 ) -> None:
-    """Decode each prompt greedily with every arm, in alternating order, and compare speeds and texts.
+    """Decode each prompt with every arm, in alternating order, and compare speeds and texts.
 
     Speeds are those of the decode phase; the prompts' forward passes are not in them. Costs of isolated forward passes are
     measured in the same run and give the predicted speed-up. Ctrl-C keeps what is done; --resume goes on.
@@ -68,7 +73,20 @@ def bench(
     models = load_models(
         target, assistant, dtype=dtype, device_map=device_map, quantization=quantization, packed=packed and "auto"
     )
-    settings = {"arms": arms, "limit": limit, "max_new_tokens": max_new_tokens, "data": [path.name for path in data]}
+    settings = {
+        "target": Path(target).name,
+        "assistant": None if assistant is None else Path(assistant).name,
+        "arms": arms,
+        "data": [path.name for path in data],
+        "field": field,
+        "limit": limit,
+        "chat": chat,
+        "max_new_tokens": max_new_tokens,
+        "temperature": temperature,
+        "seed": seed,
+        "dtype": str(dtype),
+        "packed": packed,
+    }
     summary: dict[str, Any] = {}
     rows: dict[str, list[Row]] = {}
     with quiet():
@@ -80,12 +98,20 @@ def bench(
             texts = read_texts(path, field or _guess_field(path), limit)
             prompts = [encode_prompt(models.tokenizer, text, chat) for text in texts]
             benchmark = Benchmark(
-                models.target, models.assistant, models.tokenizer, prompts, chosen, max_new_tokens, checkpoint
+                models.target,
+                models.assistant,
+                models.tokenizer,
+                prompts,
+                chosen,
+                max_new_tokens,
+                checkpoint,
+                temperature=temperature or None,
+                seed=seed,
             )
             with progress_bar(name) as show:
                 rows[name] = _run(benchmark, show)
-            summary[name] = summarize(rows[name], costs)
-    environment = _environment(models, target, assistant, dtype, packed, costs, settings)
+            summary[name] = summarize(rows[name], costs, sampled=temperature > 0)
+    environment = _environment(models, costs, settings)
     paths = write_report(out, summary, rows, environment)
     if as_json:
         print_json({"summary": summary, "environment": environment})
@@ -109,10 +135,12 @@ def _run(benchmark: Any, show: Any) -> list[Row]:
 def _check_resumable(checkpoint: Path, settings: dict[str, Any], resume: bool) -> None:
     """An old checkpoint is continued only on request, and only by the same command."""
     kept = checkpoint.with_suffix(".settings.json")
-    if resume and kept.exists() and json.loads(kept.read_text(encoding="utf-8")) != settings:
-        raise CommandError(
-            f"{checkpoint.name} belongs to a run with other arms, prompts or lengths: run without --resume"
-        )
+    if resume and kept.exists():
+        before = json.loads(kept.read_text(encoding="utf-8"))
+        if other := [name for name, value in settings.items() if before.get(name) != value]:
+            raise CommandError(
+                f"{checkpoint.name} belongs to a run with other {', '.join(other)}: run without --resume"
+            )
     if not resume:
         checkpoint.unlink(missing_ok=True)
     checkpoint.parent.mkdir(parents=True, exist_ok=True)
@@ -127,28 +155,26 @@ def _guess_field(path: Path) -> str:
     return next((name for name in _FIELDS if name in keys), _FIELDS[0])
 
 
-def _environment(
-    models: Models,
-    target: str,
-    assistant: str | None,
-    dtype: str,
-    packed: bool,
-    costs: Costs,
-    settings: dict[str, Any],
-) -> dict[str, Any]:
+def _law(settings: dict[str, Any]) -> str:
+    if not settings["temperature"]:
+        return "greedy"
+    return f"sampled at temperature {settings['temperature']:g}, seed {settings['seed']}"
+
+
+def _environment(models: Models, costs: Costs, settings: dict[str, Any]) -> dict[str, Any]:
     import torch
     import transformers
 
     import hf_specdec
 
     return {
-        "target": Path(target).name,
-        "assistant": None if assistant is None else Path(assistant).name,
-        "dtype": str(dtype),
+        "target": settings["target"],
+        "assistant": settings["assistant"],
+        "dtype": settings["dtype"],
         "device": str(models.target.device),
         "threads": torch.get_num_threads(),
-        "baseline": "eager, packed linears" if packed else "eager",
-        "decoding": f"greedy, {settings['max_new_tokens']} new tokens at most, EOS on",
+        "baseline": "eager, packed linears" if settings["packed"] else "eager",
+        "decoding": f"{_law(settings)}, {settings['max_new_tokens']} new tokens at most, EOS on",
         "prompts": settings["limit"] or "all",
         "date": date.today().isoformat(),
         "versions": {

@@ -1,4 +1,4 @@
-"""`specdec calibrate easd`: thresholds from the entropies of two models along texts."""
+"""`specdec calibrate`: EASD's thresholds, and the frequent part of a vocabulary, from texts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 from hf_specdec.cli import options as opt
 from hf_specdec.cli.errors import CommandError, reports_errors
-from hf_specdec.cli.models import load_models, quiet
+from hf_specdec.cli.models import load_models, load_tokenizer, quiet
 from hf_specdec.cli.output import note, print_json, progress_bar
 from hf_specdec.cli.settings import build_config
 from hf_specdec.cli.texts import read_pairs, read_texts
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-app = typer.Typer(help="Find a method's thresholds on your own texts.", no_args_is_help=True)
+app = typer.Typer(help="Find a method's settings on your own texts.", no_args_is_help=True)
 
 
 @app.callback()
 def _group() -> None:
-    """Find a method's thresholds on your own texts."""
+    """Find a method's settings on your own texts."""
 
 
 @app.command("easd")
@@ -87,6 +87,55 @@ def easd(
     _print_tables(found)
     if path is not None:
         note(f"saved {path}: use it with --config {save}")
+
+
+@app.command("vocabulary")
+@reports_errors
+def vocabulary(
+    tokenizer: Annotated[
+        str, typer.Option("--tokenizer", "-t", help="Folder or Hub id of the tokenizer.", show_default=False)
+    ],
+    data: Annotated[
+        list[Path],
+        typer.Option(
+            "--data", "-d", help="Texts: .txt with one a line, or .jsonl; may be repeated.", show_default=False
+        ),
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The file to write.")] = Path("vocabulary.safetensors"),
+    size: Annotated[int, typer.Option("--size", min=1, help="Token ids to keep, special ones included.")] = 16384,
+    field: Annotated[str, typer.Option("--field", help="Field of a .jsonl file that holds the text.")] = "text",
+    limit: opt.Limit = None,
+    as_json: opt.Json = False,
+    debug: opt.Debug = False,
+) -> None:
+    """Keep the token ids that are most frequent in your texts, for a draft model's head (FR-Spec, arXiv 2502.14856)."""
+    from hf_specdec.drafters import DraftVocabulary, count_tokens
+
+    loaded = load_tokenizer(tokenizer)
+    texts = [text for path in data for text in read_texts(path, field, limit)]
+    with quiet():
+        counts = count_tokens(loaded, texts)
+        kept = DraftVocabulary.from_tokenizer(loaded, counts, size)
+    path, total = kept.save(out), sum(counts.values())
+    covered = sum(counts[token] for token in kept.token_ids) / total if total else 0.0
+    if as_json:
+        print_json(
+            {
+                "saved": str(path),
+                "size": len(kept.token_ids),
+                "vocab_size": kept.vocab_size,
+                "fingerprint": kept.fingerprint,
+                "num_texts": len(texts),
+                "num_tokens": total,
+                "num_distinct": len(counts),
+                "covered": covered,
+            }
+        )
+        return
+    typer.echo(
+        f"{len(kept.token_ids)} of {kept.vocab_size} ids make up {covered:.2%} of {total} tokens ({len(counts)} distinct)"
+    )
+    note(f'saved {path}: use it with SpeculativeConfig(draft_vocabulary="{path}")')
 
 
 def _print_tables(found: EASDCalibration) -> None:

@@ -11,7 +11,7 @@ from hf_specdec.cli.errors import CommandError
 from hf_specdec.cli.output import spinner
 
 
-__all__ = ["Models", "load_models", "quiet"]
+__all__ = ["Models", "load_models", "load_tokenizer", "quiet"]
 
 
 # What transformers, torch and bitsandbytes raise for files, versions, devices and memory that do not fit.
@@ -58,7 +58,6 @@ def load_models(
         [`CommandError`]: If a checkpoint cannot be loaded; the message names it.
     """
     import torch
-    from transformers import AutoTokenizer
 
     from hf_specdec.loading import load_model
 
@@ -71,10 +70,21 @@ def load_models(
         "packed": packed,
     }
     with quiet():
-        tokenizer = _load(f"the tokenizer of {target}", AutoTokenizer.from_pretrained, target)
+        tokenizer = load_tokenizer(target)
         model = _load(target, load_model, target, **options)
         draft = None if assistant is None else _load(assistant, load_model, assistant, **options)
     return Models(model, draft, tokenizer)
+
+
+def load_tokenizer(name: str) -> Any:
+    """A checkpoint's tokenizer.
+
+    Raises:
+        [`CommandError`]: If it cannot be loaded.
+    """
+    from transformers import AutoTokenizer
+
+    return _load(f"the tokenizer of {name}", AutoTokenizer.from_pretrained, name)
 
 
 def _load(name: str, load: Any, *args: Any, **kwargs: Any) -> Any:

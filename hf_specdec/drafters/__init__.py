@@ -4,6 +4,7 @@ from types import MappingProxyType
 
 from hf_specdec.drafters.assistant import AssistantDrafter
 from hf_specdec.drafters.base import DrafterBase, DraftSettings
+from hf_specdec.drafters.draft_vocabulary import DraftVocabulary, count_tokens, tokenizer_fingerprint
 from hf_specdec.drafters.hybrid import HybridDrafter
 from hf_specdec.drafters.prompt_lookup import PromptLookupDrafter
 from hf_specdec.drafters.scripted import ScriptedDrafter
@@ -13,10 +14,13 @@ __all__ = [
     "DRAFTERS",
     "AssistantDrafter",
     "DraftSettings",
+    "DraftVocabulary",
     "DrafterBase",
     "HybridDrafter",
     "PromptLookupDrafter",
     "ScriptedDrafter",
+    "count_tokens",
+    "tokenizer_fingerprint",
 ]
 
 DRAFTERS = MappingProxyType({"hybrid": HybridDrafter, "model": AssistantDrafter, "ngram": PromptLookupDrafter})

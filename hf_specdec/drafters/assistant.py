@@ -31,11 +31,15 @@ class AssistantDrafter(DrafterBase):
     Args:
         settings ([`DraftSettings`]): What it must know about the run.
         model (`PreTrainedModel`): The draft model; it may live on another device than the target.
+        token_ids (`torch.LongTensor` of shape `(draft_vocab,)`, *optional*): The ids that the model's logits stand for,
+            where its head scores a part of the vocabulary only. The others have no probability, so the law that a draft
+            is drawn from, and is judged by, is the one on these ids.
     """
 
-    def __init__(self, settings: DraftSettings, model: Any) -> None:
+    def __init__(self, settings: DraftSettings, model: Any, token_ids: Tensor | None = None) -> None:
         super().__init__(settings)
         self.model = model
+        self.token_ids = token_ids
         self.embedding_rows = undecorated_model(model).get_input_embeddings().weight.shape[0]
         self.lm: PrefixLM | None = None
 
@@ -56,6 +60,8 @@ class AssistantDrafter(DrafterBase):
             sequences = _append(context, tokens)
             scores = warp(self.settings.warpers, sequences, context.lengths + lengths, logits[:, None])[:, 0]
             peaks.append(scores.max(-1).values)
+            if self.token_ids is not None:  # processors may have banned all that this draft model can say
+                open_rows = open_rows & (peaks[-1] != float("-inf")).cpu()
             if budget.min_confidence > 0:
                 sure = scores.softmax(-1).max(-1).values >= budget.min_confidence
                 open_rows = open_rows & sure.cpu()
@@ -117,6 +123,10 @@ class AssistantDrafter(DrafterBase):
 
     def _fit(self, logits: Tensor) -> Tensor:
         """Draft logits in fp32 on the target's vocabulary."""
+        if self.token_ids is not None:
+            width = max(self.settings.vocab_size, int(self.token_ids.max()) + 1)
+            everything = logits.new_full((*logits.shape[:-1], width), float("-inf"))
+            logits = everything.index_copy_(-1, self.token_ids.to(logits.device), logits)
         return fit_vocabulary(logits, self.settings.vocab_size).float()
 
     def _is_eos(self, token: Tensor) -> Tensor:

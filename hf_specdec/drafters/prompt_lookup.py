@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from hf_specdec.drafters.base import DrafterBase, DraftSettings
+from hf_specdec.drafters.suffix_index import SuffixIndex
 from hf_specdec.errors import InvalidConfigError
 from hf_specdec.records import Budget, Context, Draft
 
@@ -18,6 +19,9 @@ __all__ = ["PromptLookupDrafter", "offer"]
 @final
 class PromptLookupDrafter(DrafterBase):
     """Drafts what followed the most recent earlier occurrence of the longest matching suffix, in prompt and output.
+
+    Each row has an index that grows with its text ([`SuffixIndex`]), so a round's search costs the same in a long text as in
+    a short one (ours; transformers and the published method read the whole text in each round).
 
     Its drafts are point masses: a rule that measures the drafter's uncertainty finds none.
 
@@ -31,6 +35,7 @@ class PromptLookupDrafter(DrafterBase):
         if not 1 <= smallest <= largest:
             raise InvalidConfigError(f"expected 1 <= smallest <= largest n-gram, got {smallest} and {largest}")
         self.largest, self.smallest = largest, smallest
+        self._indexes: dict[int, SuffixIndex] = {}
 
     def propose(self, context: Context, budget: Budget) -> Draft:
         matched = self.match(context, budget.limit)
@@ -63,12 +68,13 @@ class PromptLookupDrafter(DrafterBase):
         prefix = context.tokens[row, : int(context.lengths[row])]
         if context.prompt_mask is not None:
             prefix = prefix[int((context.prompt_mask[row] == 0).sum()) :]
-        for size in range(min(self.largest, len(prefix) - 1), self.smallest - 1, -1):
-            hits = (prefix[:-1].unfold(0, size, 1) == prefix[-size:]).all(-1).nonzero()[:, 0]
-            if hits.numel():
-                start = int(hits[-1]) + size
-                return size, self._usable(prefix[start : start + max_tokens].tolist())
-        return 0, []
+        index = self._indexes.setdefault(row, SuffixIndex(self.largest, self.smallest))
+        index.follow(prefix)
+        found = index.match()
+        if found is None:
+            return 0, []
+        size, start = found
+        return size, self._usable(index.tokens(start, max_tokens))
 
     def _usable(self, drafted: list[int]) -> list[int]:
         """The draft up to and including its first EOS, and before the first id that the target has no logit for."""

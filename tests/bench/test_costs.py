@@ -3,11 +3,16 @@
 import dataclasses
 
 import pytest
+import torch
 
+from hf_specdec._compat import CACHE_KEY
 from hf_specdec.bench import Costs, Row, measure_costs, parse_arm, summarize
+from hf_specdec.bench.costs import _Passes
 from hf_specdec.bench.summary import predicted_speedup
 from hf_specdec.errors import InvalidConfigError
-from tests.toys import noisy_copy, tiny_llama
+from hf_specdec.prefix_lm import PrefixLM
+from tests.families import FAMILIES
+from tests.toys import noisy_copy, prompts, tiny_llama
 
 
 COSTS = Costs({1: 1.0, 2: 1.1, 3: 1.2, 4: 1.4}, draft_step=0.25, prefix_length=8)
@@ -16,7 +21,7 @@ COSTS = Costs({1: 1.0, 2: 1.1, 3: 1.2, 4: 1.4}, draft_step=0.25, prefix_length=8
 def row(arm, tokens, seconds, rounds=(), **stats):
     known = {"num_verified_tokens": 4, "num_accepted_tokens": 3, "accepted_at_position": [2, 1], "lossless": True}
     stats = {**known, "events": {}, **stats} if rounds else {}
-    return Row(arm, 0, tokens, "", len(tokens), seconds, seconds, list(rounds), stats)
+    return Row(arm, 0, tokens, "", len(tokens), seconds, seconds, list(rounds), stats, len(rounds) or len(tokens))
 
 
 def test_costs_in_plain_steps():
@@ -41,17 +46,55 @@ def test_summary_figures_by_hand():
     rows = [row("plain", [1, 2, 3, 4], 4.0), row("model", [1, 2, 3, 4], 2.0, [[3, 3, "model"], [1, 1, "model"]])]
     figures = summarize(rows, COSTS)
     assert figures["plain"] == {
-        "num_prompts": 1, "num_tokens": 4, "tokens_per_second": 1.0, "speedup": 1.0, "text_equal": 1.0
+        "num_prompts": 1, "num_tokens": 4, "tokens_per_second": 1.0, "speedup": 1.0, "prefill_seconds": 0.0,
+        "tokens_per_round": 1.0, "predicted_speedup": None, "loop_efficiency": None, "ceiling_speedup": None,
+        "best_constant": None, "lossless": True, "text_equal": 1.0,
     }  # fmt: skip
     ours = figures["model"]
     assert (ours["speedup"], ours["tokens_per_round"], ours["acceptance_rate"]) == (2.0, 2.0, 0.75)
     assert ours["accepted_at_position"] == [1.0, 0.5]
+    assert ours["replayed_tokens_per_second"] == pytest.approx(
+        ours["predicted_speedup"]
+    )  # plain makes one token a second
     assert ours["loop_efficiency"] == pytest.approx(2.0 / ours["predicted_speedup"])
 
 
 def test_different_tokens_are_seen():
     rows = [row("plain", [1, 2, 3], 3.0), dataclasses.replace(row("plain", [1, 2, 4], 3.0), arm="other")]
     assert summarize(rows, None)["other"]["text_equal"] == 0.0
+
+
+def test_texts_of_sampled_runs_are_not_compared():
+    rows = [row("plain", [1, 2, 3], 3.0), dataclasses.replace(row("plain", [1, 2, 4], 3.0), arm="other")]
+    assert summarize(rows, None, sampled=True)["other"]["text_equal"] is None
+
+
+def test_what_is_timed_is_the_bare_model(monkeypatch):
+    """Every pass is one call over its own tokens, after the same prefix, and nothing of this package is in it."""
+    model, fed = tiny_llama(), []
+    model.register_forward_pre_hook(
+        lambda module, args, kwargs: fed.append(
+            (kwargs["input_ids"].shape[1], int(kwargs[CACHE_KEY].get_seq_length()))
+        ),
+        with_kwargs=True,
+    )
+    monkeypatch.delattr(PrefixLM, "run")
+    measure_costs(model, None, prefix_length=16, widest=3, repeats=2)
+    assert fed == [(16, 0), *[(1, 16), (2, 16), (3, 16)] * 3]
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "gemma3"])
+def test_a_pass_leaves_nothing_behind(name):
+    """Full and sliding caches: after passes of any width the next one sees the prefix and no more."""
+    model, tokens = FAMILIES[name].build(), prompts(columns=24)["input_ids"]
+    passes = _Passes(model, tokens, 16)
+    for width in (3, 1, 8, 2, 5):
+        assert passes.seconds(width) > 0
+        with torch.no_grad():
+            logits = passes._call(tokens[:, 16 : 16 + width]).logits
+            passes.cache.crop(-width)
+            expected = model(tokens[:, : 16 + width], use_cache=False).logits[:, 16:]
+        torch.testing.assert_close(logits, expected, rtol=1e-3, atol=1e-3)
 
 
 def test_measuring_gives_every_width():
@@ -63,7 +106,9 @@ def test_measuring_gives_every_width():
     assert measure_costs(model, None, prefix_length=8, widest=2, repeats=1).c is None
 
 
-@pytest.mark.parametrize("name", ["", "model-", "plain-3", "stock-early-exit", "easd-x"])
+@pytest.mark.parametrize(
+    "name", ["", "model-", "plain-3", "stock-early-exit", "easd-x", "economize", "economize-lookup"]
+)
 def test_unknown_arms_are_refused(name):
     with pytest.raises(InvalidConfigError, match="known"):
         parse_arm(name)

@@ -34,10 +34,17 @@ def test_the_outputs_agree_and_exact_texts_are_plain(pair, data, tmp_path, run_j
     assert figures["model-3"]["tokens_per_round"] > 1.0
     assert figures["model-3"]["lossless"]
     assert not figures["easd"]["lossless"]
-    assert figures["model-3"]["predicted_speedup"] > 0
+    named = {"tokens_per_second", "speedup", "predicted_speedup", "loop_efficiency", "tokens_per_round", "lossless",
+             "text_equal", "ceiling_speedup", "best_constant", "prefill_seconds"}  # fmt: skip
+    assert all(named <= set(each) for each in figures.values())
+    assert figures["model-3"]["ceiling_speedup"] >= figures["model-3"]["predicted_speedup"] > 0
+    assert figures["model-3"]["best_constant"]["length"] in range(4)
+    assert figures["plain"]["tokens_per_round"] == 1.0 < figures["stock-assistant-3"]["tokens_per_round"]
+    assert figures["stock-assistant-3"]["predicted_speedup"] is None
     assert (tmp_path / "r" / "result.png").read_bytes().startswith(b"\x89PNG")
     table = (tmp_path / "r" / "result.md").read_text()
     assert "| stock-lookup-3 |" in table
+    assert "`model-3`: best constant length in hindsight" in table
     assert str(tmp_path) not in table + json.dumps(saved["environment"])
 
 
@@ -79,10 +86,36 @@ def test_resuming_another_run_is_refused(pair, data, tmp_path, run):
     run(*options_for(pair, data, tmp_path / "result", "--arms", "plain,ngram", "--limit", "1"))
     again = options_for(pair, data, tmp_path / "result", "--arms", "plain,model-2", "--limit", "1", "--resume")
     assert "other arms" in run(*again, code=2).stderr
+    for option in (["--temperature", "0.5"], ["--seed", "3"], ["--no-chat"], ["--no-packed"]):
+        again = options_for(
+            pair, data, tmp_path / "result", "--arms", "plain,ngram", "--limit", "1", "--resume", *option
+        )
+        name = option[0].removeprefix("--").removeprefix("no-")
+        assert f"a run with other {name}: run without --resume" in run(*again, code=2).stderr
+
+
+def test_a_sampled_run_is_repeatable_and_resumes(pair, data, tmp_path, run_json):
+    arms = ["--arms", "plain,stock-assistant-3,model-3", "--temperature", "0.8", "--limit", "2"]
+
+    def texts(name, *more):
+        printed = run_json(*options_for(pair, data, tmp_path / name, *arms, *more))
+        saved = json.loads((tmp_path / f"{name}.json").read_text())
+        return printed, [(row["arm"], row["prompt"], row["tokens"]) for row in saved["rows"]]
+
+    printed, first = texts("first", "--seed", "1")
+    assert printed["environment"]["decoding"].startswith("sampled at temperature 0.8, seed 1, 12 new tokens")
+    assert printed["summary"]["tasks"]["model-3"]["text_equal"] is None
+    assert printed["summary"]["tasks"]["model-3"]["lossless"]
+    assert texts("again", "--seed", "1")[1] == first
+    assert texts("other", "--seed", "2")[1] != first
+    rows = tmp_path / "first.tasks.rows.jsonl"
+    rows.write_text("".join(rows.read_text().splitlines(keepends=True)[:2]))
+    assert texts("first", "--seed", "1", "--resume")[1] == first
 
 
 @pytest.mark.parametrize(
-    ("arms", "message"), [("model-3", "plain"), ("plain,nonsense", "known"), ("plain,stock-lookup", "known")]
+    ("arms", "message"),
+    [("model-3", "plain"), ("plain,nonsense", "known"), ("plain,stock-lookup", "known"), ("plain,economize", "known")],
 )
 def test_wrong_arms_are_explained(pair, data, tmp_path, run, arms, message):
     assert message in run(*options_for(pair, data, tmp_path / "result", "--arms", arms), code=2).stderr

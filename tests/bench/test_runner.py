@@ -1,0 +1,123 @@
+"""Running arms: what each measures, sampled runs, and peers that may not be installed."""
+
+import importlib.util
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from hf_specdec import InvalidConfigError
+from hf_specdec.bench import Benchmark, economize, parse_arm
+from tests.toys import noisy_copy, prompts, state_of, tiny_llama
+
+
+HAS_ECONOMIZE = importlib.util.find_spec("economize") is not None
+
+
+class WordPieces:
+    """Stands for a tokenizer where texts do not matter."""
+
+    def decode(self, tokens, skip_special_tokens):
+        return " ".join(map(str, tokens))
+
+
+def benchmark(*arms, prompts_=2, **options):
+    target = tiny_llama()
+    texts = prompts(prompts_, columns=8)["input_ids"].tolist()
+    parsed = [parse_arm(name) for name in arms]
+    return Benchmark(target, noisy_copy(target), WordPieces(), texts, parsed, **{"max_new_tokens": 12, **options})
+
+
+STOCK = ("stock-assistant", "stock-assistant-3", "stock-lookup-3", "stock-early-exit-2")
+
+
+@pytest.mark.parametrize("temperature", [None, 0.7])
+def test_every_arm_separates_the_prompt_from_decoding(temperature):
+    bench = benchmark("plain", *STOCK, "default", "model-3", "ngram-3", temperature=temperature)
+    before, generator = state_of(bench.assistant)[:2], torch.random.get_rng_state()
+    for row in bench.run():
+        assert len(row.tokens) == 12
+        assert 0 < row.decode_seconds < row.total_seconds
+        assert row.prefill_seconds > 0
+        assert 1 <= row.decode_rounds <= row.decode_tokens <= 11
+        if row.arm == "plain":
+            assert row.decode_rounds == row.decode_tokens == 11
+        elif row.stats:
+            assert row.decode_rounds == len(row.rounds) == row.stats["num_rounds"]
+    assert torch.equal(generator, torch.random.get_rng_state())
+    assert state_of(bench.assistant)[:2] == before
+
+
+def test_greedy_arms_write_the_same_text():
+    bench = benchmark("plain", *STOCK, "default", "model-3")
+    texts = {(row.arm, row.prompt): row.tokens for row in bench.run()}
+    assert all(tokens == texts["plain", prompt] for (_, prompt), tokens in texts.items())
+
+
+def test_sampled_texts_depend_on_seed_and_prompt_alone():
+    def texts(*arms, **options):
+        return {(row.arm, row.prompt): row.tokens for row in benchmark(*arms, temperature=1.0, **options).run()}
+
+    first = texts("plain", "model-2")
+    assert texts("plain", "ngram-2", "model-2", prompts_=3).items() >= first.items()
+    other = texts("plain", "model-2", seed=5)
+    assert all(other[key] != first[key] for key in first)
+
+
+@pytest.mark.parametrize("temperature", [0.0, -1.0])
+def test_a_temperature_is_positive(temperature):
+    with pytest.raises(InvalidConfigError, match="above 0"):
+        benchmark("plain", temperature=temperature)
+
+
+def test_without_economize_its_arms_say_how_to_get_it(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(InvalidConfigError, match=r"economize-lookup-3 cannot run: .* pip install economize"):
+        benchmark("plain", "economize-lookup-3")
+
+
+class FakeModel:
+    """Emits 5, 6, 7, ... as economize reports it: the stop condition is asked after each token, cycle by cycle."""
+
+    cycles = ((3, 2), (3, 0), (3, 3))
+
+    def decode(self, input_ids, max_new_tokens, selector=None, stop=None):
+        assert selector is None
+        tokens = []
+        for count in (1, *(accepted + 1 for _, accepted in self.cycles)):
+            for _ in range(count):
+                tokens.append(5 + len(tokens))
+                if stop(torch.tensor(tokens)) or len(tokens) == max_new_tokens:
+                    break
+        kinds = ["exact", *["draft", "draft", "exact"] * len(self.cycles)]
+        cost = SimpleNamespace(events=[SimpleNamespace(kind=kind) for kind in kinds])
+        return SimpleNamespace(tokens=torch.tensor(tokens), acceptance=list(self.cycles), cost=cost)
+
+
+@pytest.mark.parametrize(("has_draft_model", "phase"), [(False, (8, 3)), (True, (5, 2))])
+def test_economizes_decode_phase_begins_after_the_prompts(has_draft_model, phase):
+    """The first token is the prompt's own; with a draft model the first cycle reads the prompt once more."""
+    run = object.__new__(economize.EconomizeRun)
+    run._model, run._eos, run._temperature, run._has_draft_model = FakeModel(), {99}, None, has_draft_model
+    tokens, num_tokens, cycles, seconds = run.decode(torch.tensor([[1]]), 9)
+    assert tokens == list(range(5, 14))
+    assert (num_tokens, cycles) == phase
+    assert seconds > 0
+
+
+@pytest.mark.filterwarnings("ignore:`past_key_values` is deprecated:FutureWarning")  # economize writes for 5.0 on
+@pytest.mark.skipif(not HAS_ECONOMIZE, reason="economize is not installed")
+@pytest.mark.parametrize("temperature", [None, 0.7])
+def test_economize_decodes_the_same_prompts(tmp_path, temperature):
+    bench = benchmark("plain", "economize-lookup-3", "economize-model-3", temperature=temperature)
+    bench.assistant.save_pretrained(tmp_path)
+    bench.assistant.config.name_or_path = str(tmp_path)
+    before = state_of(bench.target)[:2]
+    rows = bench.run()
+    plain = {row.prompt: row.tokens for row in rows if row.arm == "plain"}
+    for row in rows:
+        assert len(row.tokens) == 12
+        assert 0 < row.decode_seconds < row.total_seconds
+        assert 1 <= row.decode_rounds <= row.decode_tokens <= 11
+        assert temperature is not None or row.tokens == plain[row.prompt]
+    assert state_of(bench.target)[:2] == before
