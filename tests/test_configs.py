@@ -57,7 +57,7 @@ def test_presets_by_name():
         (SpeculativeConfig, {"length": True}, "length"),
         (SpeculativeConfig, {"length": "long"}, "length"),
         (SpeculativeConfig, {"ngram_size": 0}, "ngram_size"),
-        (SpeculativeConfig, {"acceptance": "always"}, "easd, exact"),
+        (SpeculativeConfig, {"acceptance": "always"}, "easd, ensemble, exact"),
         (EASDConfig, {"entropy_threshold": float("nan")}, "entropy_threshold"),
         (EASDConfig, {"overlap_threshold": -0.1}, "overlap_threshold"),
         (EASDConfig, {"top_n": 0}, "top_n"),
@@ -169,7 +169,7 @@ def test_push_to_hub_sends_the_saved_file(monkeypatch):
             calls["file"] = options
             return type("Commit", (), {"commit_url": "address"})()
 
-    monkeypatch.setattr(configs, "HfApi", Api)
+    monkeypatch.setattr(configs.base, "HfApi", Api)
     config = EASDConfig(top_n=7)
     assert config.push_to_hub("someone/rule", private=True) == "address"
     assert calls["repo"] == ("someone/rule", {"private": True, "exist_ok": True})
