@@ -141,7 +141,7 @@ def pair_fingerprint(target_config: Any, draft_config: Any) -> str:
     """A digest of the two models' configurations (`PreTrainedConfig`), revisions included where they are known."""
     described = [
         {key: value for key, value in config.to_dict().items() if key not in _VOLATILE}
-        | {"revision": config._commit_hash}
+        | {"revision": getattr(config, "_commit_hash", None)}
         for config in (target_config, draft_config)
     ]
     return hashlib.sha256(json.dumps(described, sort_keys=True, default=str).encode()).hexdigest()[:32]

@@ -361,9 +361,7 @@ def test_half_precision_and_a_padded_vocabulary(name, half_pair):
 def test_what_was_relaxed_is_counted(pair):
     """Greedy: a relaxed token is a kept draft that is not the target's argmax, found again without any cache."""
     model, drafter = pair
-    config = SpeculativeConfig(
-        acceptance=ON["topk"], drafting="model", length=4, on_drafter_error="raise", guard=None
-    )
+    config = SpeculativeConfig(acceptance=ON["topk"], drafting="model", length=4, on_drafter_error="raise", guard=None)
     out = decode(model, drafter, config, False, 1, tokens=20)
     text = out.sequences
     wanted = choice_law(model(text).logits, False).argmax(-1)[:, 6:-1]
