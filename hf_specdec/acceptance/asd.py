@@ -44,7 +44,7 @@ class ASD(SetRule):
         logits = whole.target_logits.where(whole.scores.isfinite(), float("-inf"))
         regret = logits.amax(-1) - logits.gather(-1, whole.tokens[..., None])[..., 0]
         left = whole.valid.flip(-1).long().cumsum(-1).flip(-1).clamp(min=1)
-        fits = (regret.cumsum(-1) <= self.budget) & (regret / left <= self.step_limit) & (self.budget > 0)
+        fits = (regret.cumsum(-1) <= self.budget) & (regret / left <= self.step_limit) & bool(self.budget > 0)
         if self.max_exceptions is not None:
             fits = fits & (mismatched(whole).long().cumsum(-1) <= self.max_exceptions)
         return fits[:, columns]

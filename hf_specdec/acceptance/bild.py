@@ -32,4 +32,4 @@ class BiLD(SetRule):
 
     def members(self, evidence: Evidence) -> Tensor:
         logits = evidence.target_logits.log_softmax(-1).gather(-1, evidence.tokens[..., None])[..., 0]
-        return (-logits <= self.rollback_threshold) & (self.rollback_threshold > 0)
+        return (-logits <= self.rollback_threshold) & bool(self.rollback_threshold > 0)

@@ -41,4 +41,4 @@ class FSD(SetRule):
 
     def members(self, evidence: Evidence) -> Tensor:
         apart = divergence(target_gate(evidence), draft_gate(evidence), self.divergence_kind)
-        return (apart <= self.threshold) & by_model(evidence) & (self.threshold > 0)
+        return (apart <= self.threshold) & by_model(evidence) & bool(self.threshold > 0)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import final
+from typing import cast, final
 
 from torch import Tensor
 
@@ -40,8 +40,7 @@ class Judge(SetRule):
         check_range("threshold", self.threshold, 0.0, 1.0)
 
     def members(self, evidence: Evidence) -> Tensor:
-        assert self.judge is not None
-        scores = self.judge(evidence)
+        scores = cast(Callable[[Evidence], Tensor], self.judge)(evidence)
         if scores.shape != evidence.tokens.shape:
             raise InvalidConfigError(
                 f"a judge must return probabilities of shape {tuple(evidence.tokens.shape)}, got {tuple(scores.shape)}"

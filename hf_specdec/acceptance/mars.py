@@ -34,5 +34,5 @@ class MARS(SetRule):
     def members(self, evidence: Evidence) -> Tensor:
         logits = evidence.target_logits.where(evidence.scores.isfinite(), float("-inf"))
         best, second = logits.topk(2, -1).values.unbind(-1)
-        near = (best > 0) & (second > self.theta * best) & (self.theta < 1)
+        near = (best > 0) & (second > self.theta * best) & bool(self.theta < 1)
         return near & (ranks(evidence) < 2)
