@@ -1,7 +1,15 @@
 """Speculative decoding for Hugging Face transformers: `model.generate(..., speculative_config=...)`."""
 
-from hf_specdec.acceptance import ACCEPTANCE
-from hf_specdec.configs import BaseConfig, EASDConfig, ExactConfig, SpeculativeConfig
+from hf_specdec.acceptance import ACCEPTANCE, CorrectionMemory, EarlyExactGuard
+from hf_specdec.configs import (
+    BaseConfig,
+    CoSpecConfig,
+    CSDConfig,
+    EASDConfig,
+    ExactConfig,
+    NucleusConfig,
+    SpeculativeConfig,
+)
 from hf_specdec.drafters import DrafterBase, DraftSettings, DraftVocabulary, ScriptedDrafter
 from hf_specdec.easd_processor import EASDLogitsProcessor
 from hf_specdec.errors import (
@@ -27,8 +35,11 @@ __all__ = [
     "ACCEPTANCE",
     "AdditiveLength",
     "BaseConfig",
+    "CSDConfig",
+    "CoSpecConfig",
     "ConfidenceLength",
     "ConstantLength",
+    "CorrectionMemory",
     "CostTable",
     "DraftSettings",
     "DraftVocabulary",
@@ -36,11 +47,13 @@ __all__ = [
     "DrafterError",
     "EASDConfig",
     "EASDLogitsProcessor",
+    "EarlyExactGuard",
     "ExactConfig",
     "GoodputLength",
     "IncompatibleDraftError",
     "InvalidConfigError",
     "LosslessReport",
+    "NucleusConfig",
     "ScriptedDrafter",
     "SpeculativeConfig",
     "SpeculativeDecoderOnlyOutput",

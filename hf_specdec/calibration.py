@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -143,9 +143,9 @@ def calibrate_easd(
         raise InvalidConfigError(f"percentile must lie in [0, 100], got {percentile}")
     if max_tokens < 2:
         raise InvalidConfigError(f"max_tokens must be at least 2, got {max_tokens}")
-    rule = config.rule
-    if not isinstance(rule, EASD):
+    if not isinstance(config, EASDConfig):
         raise InvalidConfigError(f"expected an EASDConfig, got {type(config).__name__}")
+    rule = cast(EASD, replace(config, guard=None).rule)
     check_tokenizers(target, draft, tokenizer, None)
     found: list[_Positions] = []
     for index, text in enumerate(texts):

@@ -10,8 +10,20 @@ import torch
 from torch import Tensor
 
 
-__all__ = ["EntropyKind", "entropy", "one_hot", "residual", "top_overlap", "total_variation", "without_token"]
+__all__ = [
+    "DivergenceKind",
+    "EntropyKind",
+    "divergence",
+    "entropy",
+    "in_nucleus",
+    "one_hot",
+    "residual",
+    "top_overlap",
+    "total_variation",
+    "without_token",
+]
 
+DivergenceKind = Literal["js", "kl", "tv"]
 EntropyKind = Literal["full", "topk", "normalized"]
 
 
@@ -77,3 +89,29 @@ def top_overlap(first: Tensor, second: Tensor, top_n: int) -> Tensor:
     top_n = min(top_n, first.shape[-1])
     left, right = first.topk(top_n, -1).indices, second.topk(top_n, -1).indices
     return (left[..., :, None] == right[..., None, :]).any(-1).float().mean(-1)
+
+
+def divergence(p: Tensor, q: Tensor, kind: DivergenceKind = "js") -> Tensor:
+    """How far two laws `(..., vocab)` are apart, in nats: Jensen-Shannon, `KL(p || q)` (inf where `q` lacks a token of `p`),
+    or the total variation."""
+    if kind == "tv":
+        return total_variation(p, q)
+    if kind == "kl":
+        return (torch.special.xlogy(p, p) - torch.special.xlogy(p, q)).sum(-1).clamp(min=0.0)
+    mean = 0.5 * (p + q)
+    entropies = [torch.special.entr(law).sum(-1) for law in (mean, p, q)]
+    return (entropies[0] - 0.5 * (entropies[1] + entropies[2])).clamp(min=0.0)
+
+
+def in_nucleus(law: Tensor, tokens: Tensor, mass: float) -> Tensor:
+    """Whether each token lies in the smallest set of most probable tokens that holds `mass`, without sorting.
+
+    A token does iff the tokens strictly more probable than it hold less than `mass`; ties are in or out together.
+
+    Args:
+        law (`torch.FloatTensor` of shape `(..., vocab)`): The laws.
+        tokens (`torch.LongTensor` of shape `(...)`): One token of each law.
+        mass (`float`): 0 leaves the nucleus empty, 1 makes it the whole vocabulary.
+    """
+    above = law.where(law > law.gather(-1, tokens[..., None]), 0.0).sum(-1)
+    return (above < mass) | torch.full_like(tokens, mass >= 1.0, dtype=torch.bool)

@@ -13,7 +13,18 @@ from torch import Tensor
 from transformers import LogitsProcessorList
 
 from hf_specdec.prefix_lm import PrefixLM
-from hf_specdec.records import AcceptanceRule, Budget, Context, Draft, Drafter, LengthController, Round
+from hf_specdec.records import (
+    AcceptanceRule,
+    Budget,
+    Context,
+    Draft,
+    Drafter,
+    Judged,
+    LengthController,
+    Observer,
+    Place,
+    Round,
+)
 from hf_specdec.sequences import Sequences
 from hf_specdec.verify import RandomStreams, evidence_of, verify
 from hf_specdec.warping import warp
@@ -174,34 +185,42 @@ def _commit_in_step(run: Run, draft: Draft, logits: Tensor) -> _Committed:
     emitted: list[list[int]] = [[] for _ in range(texts.batch_size)]
     num_verified, num_accepted = torch.zeros_like(draft.lengths), torch.zeros_like(draft.lengths)
     events: dict[str, Tensor] = {}
+    place, block, judged = _place(texts, draft), logits.clone() if run.processors else logits, []
     for position in range(draft.width + 1):
         raw, going = logits[:, position], texts.active
         shown = raw.clone() if run.processors else raw  # a processor may write into what it is shown
         scores = run.processors(texts.prefix, shown) if run.processors else raw
         run.record.add(scores, shown)
         width = int(position < draft.width)
-        evidence = evidence_of(draft, scores[:, None], raw[:, None], run.do_sample, position, width)
+        if run.processors:
+            block[:, position] = scores
+        whole = evidence_of(draft, block, logits, run.do_sample, 0, draft.width, place)
+        evidence = evidence_of(draft, scores[:, None], raw[:, None], run.do_sample, position, width, place, whole)
         verdict = verify(run.rule, evidence, scores, run.streams, going)
         accepted = verdict.num_accepted > 0
         tokens = torch.where(accepted, draft.tokens[:, position], verdict.next_tokens) if width else verdict.next_tokens
         for row, token in enumerate(texts.append_step(tokens, run.record.given_scores)):
             emitted[row].extend(token)
-        num_verified += going & draft.valid[:, position] if width else 0
+        if width:
+            reached = going & draft.valid[:, position]
+            judged.append(Judged(evidence, reached[:, None], (reached & accepted)[:, None]))
+            num_verified += reached
         num_accepted += going & accepted
         events = _add(events, verdict.events, going)
         # What was fed after the end of a row is not the padding that plain decoding would have fed.
         ended = going & ~texts.active
         if bool(ended.any()) or not bool(accepted[texts.active].all()):
             break
-    return _Committed(emitted, num_verified, num_accepted, events)
+    return _Committed(emitted, num_verified, num_accepted, _observe(run, judged, events))
 
 
 def _commit_by_row(run: Run, draft: Draft, logits: Tensor) -> _Committed:
     """One verdict on the whole draft; each row then takes its own tokens until a criterion stops it."""
     texts, going = run.sequences, run.sequences.unfinished
-    scores = warp(run.processors, texts.with_draft(draft), texts.lengths, logits)
+    place = _place(texts, draft)
+    scores = warp(run.processors, place.text, texts.lengths, logits)
     rows = torch.arange(texts.batch_size)
-    evidence = evidence_of(draft, scores, logits, run.do_sample, 0, draft.width)
+    evidence = evidence_of(draft, scores, logits, run.do_sample, 0, draft.width, place)
     verdict = verify(run.rule, evidence, scores[rows, draft.lengths], run.streams, going)
     proposed = [
         [*draft.tokens[row, : int(verdict.num_accepted[row])].tolist(), int(verdict.next_tokens[row])]
@@ -217,7 +236,24 @@ def _commit_by_row(run: Run, draft: Draft, logits: Tensor) -> _Committed:
     num_accepted = torch.minimum(verdict.num_accepted, counts)
     num_verified = torch.minimum(draft.lengths, verdict.num_accepted + 1).minimum(counts)
     cut = counts <= verdict.num_accepted  # the row stopped before the position that the rule's events are about
-    return _Committed(emitted, num_verified, num_accepted, _add({}, verdict.events, going & ~cut))
+    events = _add({}, verdict.events, going & ~cut)
+    positions = torch.arange(draft.width)
+    judged = Judged(evidence, positions < num_verified[:, None], positions < num_accepted[:, None])
+    return _Committed(emitted, num_verified, num_accepted, _observe(run, [judged] if draft.width else [], events))
+
+
+def _place(texts: Sequences, draft: Draft) -> Place:
+    columns = texts.lengths[:, None] + torch.arange(draft.width)
+    return Place(texts.with_draft(draft), columns, texts.prompt_columns, texts.eos_token_ids)
+
+
+def _observe(run: Run, judged: list[Judged], events: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Shows a committed round to a rule that wants to see it, only now: a memory must not change within a round."""
+    if isinstance(run.rule, Observer):
+        for each in judged:
+            counts = {name: values.cpu() for name, values in run.rule.observe(each).items()}
+            events = _add(events, counts, each.reached.any(-1))
+    return events
 
 
 def _add(events: dict[str, Tensor], more: Mapping[str, Tensor], rows: Tensor) -> dict[str, Tensor]:

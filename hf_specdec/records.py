@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -26,10 +26,13 @@ __all__ = [
     "Drafter",
     "Evidence",
     "Forecast",
+    "Judged",
     "LengthController",
     "LengthSchedule",
+    "Observer",
     "Outcome",
     "Plan",
+    "Place",
     "Round",
     "Verdict",
     "choice_law",
@@ -225,6 +228,28 @@ def _cut(stretches: Sequence[tuple[str, int]], length: int) -> list[tuple[str, i
 
 
 @dataclass(frozen=True)
+class Place:
+    """Where drafted positions stand in the texts, for rules that look at the prefix.
+
+    Args:
+        text (`torch.LongTensor` of shape `(batch, columns)`): Committed tokens with the drafts after them, on the CPU.
+        columns (`torch.LongTensor` of shape `(batch, width)`): The column of each draft; its prefix stands left of it.
+        prompt_columns (`int`): Columns of the prompts, padding included.
+        eos_token_ids (`tuple[int, ...]`): Tokens that end a text.
+    """
+
+    text: Tensor
+    columns: Tensor
+    prompt_columns: int
+    eos_token_ids: tuple[int, ...] = ()
+
+    @property
+    def steps(self) -> Tensor:
+        """`(batch, width)`, the index of each draft among the generated tokens: 0 for the first after the prompt."""
+        return self.columns - self.prompt_columns
+
+
+@dataclass(frozen=True)
 class Evidence:
     """All that an acceptance rule may look at, for `width` drafted positions of each row.
 
@@ -239,6 +264,10 @@ class Evidence:
         do_sample (`bool`): Whether `p` is the softmax of `scores` or the one-hot law of their argmax.
         q (`torch.FloatTensor` of shape `(batch, width, vocab)`, *optional*): Law they were drawn from; None for point masses.
         draft_logits (`torch.FloatTensor` of shape `(batch, width, vocab)`, *optional*): Draft logits before any processor.
+        place ([`Place`], *optional*): Where the positions stand in the texts.
+        whole ([`Evidence`], *optional*): The evidence on the whole draft where this is only part of it. Scores of later
+            positions are then the raw logits, since no processor may see a prefix that is not committed.
+        first (`int`): Index of the first position in the whole draft.
     """
 
     tokens: Tensor
@@ -248,6 +277,9 @@ class Evidence:
     do_sample: bool
     q: Tensor | None = None
     draft_logits: Tensor | None = None
+    place: Place | None = None
+    whole: Evidence | None = None
+    first: int = 0
 
     @cached_property
     def p(self) -> Tensor:
@@ -283,6 +315,7 @@ class Evidence:
             do_sample=self.do_sample,
             q=pick(self.q),
             draft_logits=pick(self.draft_logits),
+            place=self.place and replace(self.place, columns=self.place.columns.gather(1, position.cpu()[:, None])),
         )
 
 
@@ -306,6 +339,22 @@ class Outcome:
     rejected: Tensor
     uniforms: Tensor
     next_tokens: Tensor
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What became of drafted positions once their round was committed. What was discarded is in neither mask.
+
+    Args:
+        evidence ([`Evidence`]): What the rule was shown.
+        reached (`torch.BoolTensor` of shape `(batch, width)`): Positions judged and committed: the accepted drafts and the
+            first rejected one.
+        accepted (`torch.BoolTensor` of shape `(batch, width)`): Drafts that were kept.
+    """
+
+    evidence: Evidence
+    reached: Tensor
+    accepted: Tensor
 
 
 @dataclass(frozen=True)
@@ -395,6 +444,15 @@ class AcceptanceRule(Protocol):
 
     def count(self, evidence: Evidence, outcome: Outcome) -> Mapping[str, Tensor]:
         """Counts of shape `(batch,)` to report; `evidence` has width 1, the position where the draft ended."""
+        ...
+
+
+@runtime_checkable
+class Observer(Protocol):
+    """A rule that looks at what was committed: to count it, or to learn from it in a memory of its own."""
+
+    def observe(self, judged: Judged) -> Mapping[str, Tensor]:
+        """Called by the loop after a round's commit; returns counts of shape `(batch,)` to report."""
         ...
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
-from transformers import MaxLengthCriteria, StoppingCriteriaList
+from transformers import EosTokenCriteria, MaxLengthCriteria, StoppingCriteriaList
 
 from hf_specdec.records import Draft
 
@@ -39,6 +39,12 @@ class Sequences:
     @property
     def batch_size(self) -> int:
         return self.tokens.shape[0]
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Tokens that end a text by a criterion of their own."""
+        ends = [each.eos_token_id for each in self.criteria if isinstance(each, EosTokenCriteria)]
+        return tuple(token for each in ends for token in each.flatten().tolist())
 
     @property
     def rows_stop_alone(self) -> bool:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from hf_specdec.errors import InvalidConfigError
-from hf_specdec.records import AcceptanceRule, Draft, Evidence, Outcome, Verdict, choice_law
+from hf_specdec.records import AcceptanceRule, Draft, Evidence, Outcome, Place, Verdict, choice_law
 
 
 __all__ = ["RandomStreams", "draw", "evidence_of", "verify"]
@@ -69,7 +70,16 @@ def draw(law: Tensor, uniforms: Tensor) -> Tensor:
     return torch.searchsorted(distribution, threshold, right=True)[:, 0]
 
 
-def evidence_of(draft: Draft, scores: Tensor, logits: Tensor, do_sample: bool, first: int, width: int) -> Evidence:
+def evidence_of(
+    draft: Draft,
+    scores: Tensor,
+    logits: Tensor,
+    do_sample: bool,
+    first: int,
+    width: int,
+    place: Place | None = None,
+    whole: Evidence | None = None,
+) -> Evidence:
     """The evidence on `width` drafted positions from `first` on.
 
     Args:
@@ -77,6 +87,9 @@ def evidence_of(draft: Draft, scores: Tensor, logits: Tensor, do_sample: bool, f
         scores, logits (`torch.FloatTensor` of shape `(batch, >= width, vocab)`): The target's processed and raw logits at
             those positions.
         do_sample (`bool`): Whether the target samples.
+        first, width (`int`): The positions.
+        place ([`Place`], *optional*): Where the whole draft stands in the texts.
+        whole ([`Evidence`], *optional*): The evidence on the whole draft, where this is only part of it.
     """
     device, columns = scores.device, slice(first, first + width)
 
@@ -91,6 +104,9 @@ def evidence_of(draft: Draft, scores: Tensor, logits: Tensor, do_sample: bool, f
         do_sample=do_sample,
         q=laid(draft.q),
         draft_logits=laid(draft.logits),
+        place=place and replace(place, columns=place.columns[:, columns]),
+        whole=whole,
+        first=first,
     )
 
 

@@ -9,13 +9,18 @@ from hf_specdec import (
     AdditiveLength,
     ConfidenceLength,
     ConstantLength,
+    CorrectionMemory,
+    CoSpecConfig,
+    CSDConfig,
+    EarlyExactGuard,
     EASDConfig,
     ExactConfig,
     InvalidConfigError,
+    NucleusConfig,
     SpeculativeConfig,
     configs,
 )
-from hf_specdec.acceptance import EASD, Exact
+from hf_specdec.acceptance import ACCEPTANCE, EASD, Exact, RelaxedThinking, TopK
 from hf_specdec.configs import BaseConfig, load_config
 
 
@@ -26,6 +31,12 @@ CONFIGS = [
     SpeculativeConfig(acceptance="easd", length=AdditiveLength(2, 1, 8)),
     ExactConfig(length=ConstantLength(7)),
     EASDConfig(entropy_threshold=1.5, draft_entropy_threshold=2.5, entropy_kind="normalized", penalty=0.25),
+    EASDConfig(guard=3),
+    NucleusConfig(nucleus_p=0.8, score_temperature=0.6, guard=None),
+    CSDConfig(frequency_threshold=3, mode="scg", online_update=False, protected_tokens=(4, 5), guard=7),
+    CoSpecConfig(threshold=0.7, floor_ratio=0.0),
+    SpeculativeConfig(acceptance=EarlyExactGuard(TopK(3), 4, schedule="power", gamma=2.0)),
+    SpeculativeConfig(acceptance=RelaxedThinking(end_token_id=7), guard=1),
 ]
 
 
@@ -40,7 +51,40 @@ def test_saved_configs_come_back_equal(config, tmp_path):
     assert BaseConfig.from_pretrained(path).rule == config.rule
 
 
+@pytest.mark.parametrize("name", sorted(set(ACCEPTANCE) - {"csd", "judge", "relaxed_thinking"}))
+def test_rules_with_their_defaults_are_saved(name, tmp_path):
+    config = SpeculativeConfig(acceptance=ACCEPTANCE[name]())
+    config.save_pretrained(tmp_path)
+    assert SpeculativeConfig.from_pretrained(tmp_path) == config
+    assert SpeculativeConfig(acceptance=name).rule == config.rule
+
+
+@pytest.mark.parametrize("name", ["judge", "relaxed_thinking"])
+def test_a_rule_that_needs_something_says_what_when_asked_for_by_name(name):
+    with pytest.raises(InvalidConfigError, match=r"needs the id|None comes with"):
+        SpeculativeConfig(acceptance=name)
+
+
+def test_a_memory_is_saved_by_its_path(tmp_path):
+    memory = CorrectionMemory()
+    memory.add([(1, 2)] * 9)
+    path = tmp_path / "memory.safetensors"
+    memory.save(path)
+    config = CSDConfig(memory=str(path), guard=None)
+    config.save_pretrained(tmp_path)
+    assert CSDConfig.from_pretrained(tmp_path).rule.memory == config.rule.memory == memory
+    assert config.rule.memory is not config.rule.memory  # each call learns on a copy
+    assert CSDConfig(memory=memory, guard=None).rule.memory is memory
+    with pytest.raises(InvalidConfigError, match="given by its path"):
+        CSDConfig(memory=memory).save_pretrained(tmp_path)
+    with pytest.raises(InvalidConfigError, match="no correction memory at nowhere"):
+        CSDConfig(memory="nowhere")
+
+
 def test_presets_by_name():
+    assert load_config("nucleus") == NucleusConfig()
+    assert load_config("csd") == CSDConfig()
+    assert load_config("cospec") == CoSpecConfig()
     assert load_config("exact") == ExactConfig()
     assert load_config("easd") == EASDConfig()
     assert load_config(CONFIGS[1]) is CONFIGS[1]
@@ -57,7 +101,7 @@ def test_presets_by_name():
         (SpeculativeConfig, {"length": True}, "length"),
         (SpeculativeConfig, {"length": "long"}, "length"),
         (SpeculativeConfig, {"ngram_size": 0}, "ngram_size"),
-        (SpeculativeConfig, {"acceptance": "always"}, "easd, exact"),
+        (SpeculativeConfig, {"acceptance": "always"}, "easd, ensemble, exact"),
         (EASDConfig, {"entropy_threshold": float("nan")}, "entropy_threshold"),
         (EASDConfig, {"overlap_threshold": -0.1}, "overlap_threshold"),
         (EASDConfig, {"top_n": 0}, "top_n"),
@@ -169,7 +213,7 @@ def test_push_to_hub_sends_the_saved_file(monkeypatch):
             calls["file"] = options
             return type("Commit", (), {"commit_url": "address"})()
 
-    monkeypatch.setattr(configs, "HfApi", Api)
+    monkeypatch.setattr(configs.base, "HfApi", Api)
     config = EASDConfig(top_n=7)
     assert config.push_to_hub("someone/rule", private=True) == "address"
     assert calls["repo"] == ("someone/rule", {"private": True, "exist_ok": True})

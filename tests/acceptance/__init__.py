@@ -9,10 +9,10 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from hf_specdec.records import Evidence, choice_law
+from hf_specdec.records import Evidence, Place, choice_law
 
 
-__all__ = ["WARPERS", "joint_law", "random_scores", "target_law", "warped"]
+__all__ = ["WARPERS", "joint_law", "place_of", "random_scores", "target_law", "warped"]
 
 WARPERS = {
     "T=1": [],
@@ -50,7 +50,7 @@ def target_law(scores, do_sample=True):
     return law
 
 
-def joint_law(rule, scores, laws=None, *, do_sample=True, path=None, raw=None, draft_logits=None):
+def joint_law(rule, scores, laws=None, *, do_sample=True, path=None, raw=None, draft_logits=None, prompt=(0,)):
     """The law of the next `width + 1` tokens when a draft of `width` tokens is judged by `rule`.
 
     A round that emits fewer tokens is continued with the target's own law.
@@ -62,6 +62,7 @@ def joint_law(rule, scores, laws=None, *, do_sample=True, path=None, raw=None, d
         do_sample: Whether the target samples.
         path: The drafted tokens, where they are point masses.
         raw, draft_logits: Tables of untempered logits, for rules that look at them.
+        prompt: The tokens before the drafts, for rules that look at the prefix.
     """
     width, vocab_size = len(scores) - 1, scores[0].shape[-1]
     if laws is None:
@@ -79,6 +80,7 @@ def joint_law(rule, scores, laws=None, *, do_sample=True, path=None, raw=None, d
         do_sample=do_sample,
         q=None if laws is None else _along(laws, paths),
         draft_logits=None if draft_logits is None else _along(draft_logits[:width], paths),
+        place=place_of(paths, prompt),
     )
     acceptance = rule.acceptance(evidence).double()
     assert bool(((acceptance >= 0) & (acceptance <= 1)).all())
@@ -100,6 +102,13 @@ def joint_law(rule, scores, laws=None, *, do_sample=True, path=None, raw=None, d
             emitted = emitted[..., None] * table
         joint += emitted
     return joint
+
+
+def place_of(paths, prompt=(0,)):
+    """Where drafts stand that follow the prompt at once."""
+    before = torch.tensor([list(prompt)]).expand(len(paths), -1)
+    columns = (len(prompt) + torch.arange(paths.shape[1])).expand(len(paths), -1)
+    return Place(torch.cat([before, paths], 1), columns, len(prompt))
 
 
 def _at(table, prefixes):

@@ -1,55 +1,33 @@
-"""What users write: configurations and presets, immutable, validated, and savable as `speculative_config.json`."""
+"""What every config shares: immutable, validated, and savable as `speculative_config.json`."""
 
 from __future__ import annotations
 
 import json
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, Literal, final
+from typing import Any, Literal
 
 from huggingface_hub import HfApi, hf_hub_download
 
-from hf_specdec.acceptance import ACCEPTANCE, EASD, Exact
+from hf_specdec.acceptance import ACCEPTANCE, EarlyExactGuard
 from hf_specdec.drafters import DraftVocabulary
 from hf_specdec.errors import InvalidConfigError
-from hf_specdec.laws import EntropyKind
 from hf_specdec.lengths import LENGTHS, ConstantLength, CostTable, GoodputLength
 from hf_specdec.records import AcceptanceRule, LengthController
 
 
-__all__ = [
-    "CONFIG_NAME",
-    "PRESETS",
-    "STOCK_OPTIONS",
-    "BaseConfig",
-    "EASDConfig",
-    "ExactConfig",
-    "SpeculativeConfig",
-    "load_config",
-    "with_stock_options",
-]
+__all__ = ["CONFIG_NAME", "BaseConfig"]
 
 CONFIG_NAME = "speculative_config.json"
 
-# Options of transformers' own assisted decoding; each contradicts a speculative_config.
-STOCK_OPTIONS = (
-    "assistant_confidence_threshold",
-    "assistant_early_exit",
-    "assistant_ensemble_weight",
-    "assistant_lookbehind",
-    "max_matching_ngram_size",
-    "num_assistant_tokens_schedule",
-    "prompt_lookup_num_tokens",
-    "speculation_type",
-    "target_lookbehind",
-    "use_mtp",
-)
-
-_PARTS: dict[str, Any] = {**ACCEPTANCE, **LENGTHS, "cost_table": CostTable, "draft_vocabulary": DraftVocabulary}
+_PARTS: dict[str, Any] = {
+    **ACCEPTANCE,
+    **LENGTHS,
+    "cost_table": CostTable,
+    "draft_vocabulary": DraftVocabulary,
+    "early_exact_guard": EarlyExactGuard,
+}
 _CHOICES = {
     "drafting": ("auto", "model", "ngram", "hybrid"),
     "on_drafter_error": ("continue", "raise"),
@@ -154,6 +132,8 @@ class BaseConfig(ABC):
         Raises:
             [`InvalidConfigError`]: If the preset or an option is unknown, or this class is another preset.
         """
+        from hf_specdec.configs.presets import PRESETS  # the presets derive from this class
+
         values = dict(values)
         name = values.pop("preset", cls.__name__)
         preset = {each.__name__: each for each in PRESETS.values()}.get(name)
@@ -203,132 +183,6 @@ class BaseConfig(ABC):
         return str(commit.commit_url)
 
 
-@final
-@dataclass(frozen=True, kw_only=True)
-class SpeculativeConfig(BaseConfig):
-    """The general form; exact acceptance unless another rule is given.
-
-    Args:
-        acceptance (rule or its name in [`hf_specdec.acceptance.ACCEPTANCE`]): The acceptance rule.
-    """
-
-    acceptance: AcceptanceRule | str = field(default_factory=Exact)
-
-    @property
-    def rule(self) -> AcceptanceRule:
-        if not isinstance(self.acceptance, str):
-            return self.acceptance
-        if self.acceptance not in ACCEPTANCE:
-            raise InvalidConfigError(f"unknown acceptance {self.acceptance!r}; known: {', '.join(sorted(ACCEPTANCE))}")
-        return ACCEPTANCE[self.acceptance]()
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class ExactConfig(BaseConfig):
-    """Exact speculative decoding (arXiv 2211.17192): the law, or the greedy text, of the target itself."""
-
-    @property
-    def rule(self) -> AcceptanceRule:
-        return Exact()
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class EASDConfig(BaseConfig):
-    """EASD, entropy-aware token rejection (arXiv 2512.23765). See [`hf_specdec.acceptance.EASD`] for what is published.
-
-    Drafts with the model alone: an n-gram draft is a point mass, whose entropy is 0, and the rule could never fire on it.
-    `drafting="hybrid"` is possible; rounds that an n-gram match serves are then exact.
-
-    Args:
-        entropy_threshold (`float`): Threshold of both entropies, in units of `entropy_base`.
-        target_entropy_threshold, draft_entropy_threshold (`float`, *optional*): One of them, where they should differ.
-        overlap_threshold (`float`): Least overlap of the two top-n sets, in [0, 1]; above 1 the rule never fires.
-        top_n (`int`): Size of the two sets.
-        resample (`str`): `"masked"` or `"plain"`.
-        apply_to (`str`): `"accepted"` or `"all"`.
-        penalty (`float`): Share of the rejected token's probability that survives the mask.
-        entropy_kind (`str`): `"full"`, `"topk"` or `"normalized"`.
-        entropy_top_k (`int`): Terms of the `"topk"` entropy.
-        entropy_base (`float`): Base of the logarithm; e measures in nats.
-    """
-
-    entropy_threshold: float = 2.0
-    target_entropy_threshold: float | None = None
-    draft_entropy_threshold: float | None = None
-    overlap_threshold: float = 0.6
-    top_n: int = 5
-    resample: Literal["masked", "plain"] = "masked"
-    apply_to: Literal["accepted", "all"] = "accepted"
-    penalty: float = 0.0
-    entropy_kind: EntropyKind = "full"
-    entropy_top_k: int = 3
-    entropy_base: float = math.e
-
-    @property
-    def rule(self) -> AcceptanceRule:
-        target, draft = self.target_entropy_threshold, self.draft_entropy_threshold
-        return EASD(
-            target_entropy_threshold=self.entropy_threshold if target is None else target,
-            draft_entropy_threshold=self.entropy_threshold if draft is None else draft,
-            overlap_threshold=self.overlap_threshold,
-            top_n=self.top_n,
-            resample=self.resample,
-            apply_to=self.apply_to,
-            penalty=self.penalty,
-            entropy_kind=self.entropy_kind,
-            entropy_top_k=self.entropy_top_k,
-            entropy_base=self.entropy_base,
-        )
-
-
-PRESETS: MappingProxyType[str, type[BaseConfig]] = MappingProxyType(
-    {"easd": EASDConfig, "exact": ExactConfig, "speculative": SpeculativeConfig}
-)
-
-
-def load_config(config: BaseConfig | Mapping[str, Any] | str | Path) -> BaseConfig:
-    """A config from a config, its dictionary, a preset's name, or the path or Hub id of a saved one."""
-    if isinstance(config, BaseConfig):
-        return config
-    if isinstance(config, Mapping):  # what a saved generation_config.json holds
-        return BaseConfig.from_dict({"preset": SpeculativeConfig.__name__, **config})
-    if isinstance(config, str) and config in PRESETS:
-        return PRESETS[config]()
-    if isinstance(config, str | Path):
-        return BaseConfig.from_pretrained(config)
-    raise InvalidConfigError(
-        f"speculative_config must be a config object, its dictionary, one of {', '.join(sorted(PRESETS))}, or the path or Hub "
-        f"id of a saved one; got {type(config).__name__}"
-    )
-
-
-def with_stock_options(config: BaseConfig, given: Mapping[str, Any], default_length: int | None = None) -> BaseConfig:
-    """Honours `num_assistant_tokens`, and refuses the other options of transformers' own assisted decoding.
-
-    Args:
-        config ([`BaseConfig`]): What the user asked for.
-        given (`Mapping`): Options of `generate` that the user set; None counts as unset.
-        default_length (`int`, *optional*): The checkpoint's own `num_assistant_tokens`, which gives way to `config.length`.
-    """
-    for name in STOCK_OPTIONS:
-        if given.get(name) is not None:
-            raise InvalidConfigError(
-                f"{name} belongs to transformers' own assisted decoding and contradicts speculative_config. Say it there: "
-                "drafting=..., length=..., acceptance=..."
-            )
-    number = given.get("num_assistant_tokens")
-    if config.length == "auto":
-        number = default_length if number is None else number
-        return config if number is None else replace(config, length=number)
-    if number is None or config.length in (number, ConstantLength(number)):
-        return config
-    raise InvalidConfigError(
-        f"num_assistant_tokens={number} and speculative_config.length={config.length} contradict each other: pass one"
-    )
-
-
 def _check_part(role: str, part: Any, *methods: str) -> None:
     if isinstance(part, type) or not all(callable(getattr(part, name, None)) for name in methods):
         raise InvalidConfigError(f"{part!r} is not {role}: it needs the methods {', '.join(methods)}")
@@ -341,10 +195,13 @@ def _to_plain(value: Any) -> Any:
             return {"type": name, **{each.name: _to_plain(getattr(value, each.name)) for each in fields(value)}}
     if isinstance(value, tuple):
         return [_to_plain(each) for each in value]
+    if isinstance(value, Path):
+        return str(value)
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise InvalidConfigError(
-        f"{type(value).__name__} cannot be saved: it is none of this package's rules or controllers"
+        f"{type(value).__name__} cannot be saved: it is none of this package's rules or controllers. What has a file of its "
+        "own, such as a correction memory, is given by its path"
     )
 
 

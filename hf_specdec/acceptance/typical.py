@@ -1,0 +1,39 @@
+"""Typical acceptance (Medusa, arXiv 2401.10774)."""
+
+from dataclasses import dataclass
+from typing import final
+
+from torch import Tensor
+
+from hf_specdec.acceptance.gates import target_gate
+from hf_specdec.acceptance.relaxed import SetRule, check_range
+from hf_specdec.laws import entropy
+from hf_specdec.records import Evidence
+
+
+__all__ = ["Typical"]
+
+
+@final
+@dataclass(frozen=True)
+class Typical(SetRule):
+    """Accepts a draft whose untempered probability exceeds `min(epsilon, delta * exp(-H))`, H in nats.
+
+    Published (arXiv 2401.10774 and its code): the threshold and both defaults. Ours: the untempered law, and the exact coin
+    outside the set, where the code draws from the target.
+
+    Args:
+        epsilon (`float`): Hard threshold, in [0, 1].
+        delta (`float`): Factor of the entropy-dependent threshold. `epsilon=1.0, delta=math.inf` is the exact rule.
+    """
+
+    epsilon: float = 0.09
+    delta: float = 0.3
+
+    def __post_init__(self) -> None:
+        check_range("epsilon", self.epsilon, 0.0, 1.0)
+        check_range("delta", self.delta, 0.0, float("inf"))
+
+    def members(self, evidence: Evidence) -> Tensor:
+        probability = target_gate(evidence).gather(-1, evidence.tokens[..., None])[..., 0]
+        return probability > (self.delta * (-entropy(evidence.target_logits)).exp()).clamp(max=self.epsilon)

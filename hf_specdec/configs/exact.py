@@ -1,0 +1,23 @@
+"""The preset of exact decoding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+from hf_specdec.acceptance import Exact
+from hf_specdec.configs.base import BaseConfig
+from hf_specdec.records import AcceptanceRule
+
+
+__all__ = ["ExactConfig"]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class ExactConfig(BaseConfig):
+    """Exact speculative decoding (arXiv 2211.17192): the law, or the greedy text, of the target itself."""
+
+    @property
+    def rule(self) -> AcceptanceRule:
+        return Exact()

@@ -1,0 +1,45 @@
+"""The general form of a config."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import final
+
+from hf_specdec.acceptance import ACCEPTANCE, Exact, RelaxedRule
+from hf_specdec.configs.base import BaseConfig
+from hf_specdec.configs.guarding import DEFAULT_GUARD, guarded
+from hf_specdec.errors import InvalidConfigError
+from hf_specdec.records import AcceptanceRule
+
+
+__all__ = ["SpeculativeConfig"]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class SpeculativeConfig(BaseConfig):
+    """The general form; exact acceptance unless another rule is given.
+
+    Args:
+        acceptance (rule or its name in [`hf_specdec.acceptance.ACCEPTANCE`]): The acceptance rule.
+        guard (`int`, `"auto"`, *optional*): Generated tokens that are judged exactly before a relaxed rule takes over (arXiv
+            2610.08678). `"auto"`: 2 for the relaxed rules of this package but EASD, none for EASD and rules of your own; None
+            for no guard.
+    """
+
+    acceptance: AcceptanceRule | str = field(default_factory=Exact)
+    guard: int | str | None = "auto"
+
+    @property
+    def rule(self) -> AcceptanceRule:
+        rule = self._bare_rule()
+        if self.guard == "auto":
+            return guarded(rule, DEFAULT_GUARD) if isinstance(rule, RelaxedRule) else rule
+        return guarded(rule, self.guard)
+
+    def _bare_rule(self) -> AcceptanceRule:
+        if not isinstance(self.acceptance, str):
+            return self.acceptance
+        if self.acceptance not in ACCEPTANCE:
+            raise InvalidConfigError(f"unknown acceptance {self.acceptance!r}; known: {', '.join(sorted(ACCEPTANCE))}")
+        return ACCEPTANCE[self.acceptance]()
