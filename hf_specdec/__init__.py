@@ -1,7 +1,7 @@
 """Speculative decoding for Hugging Face transformers: `model.generate(..., speculative_config=...)`."""
 
 from hf_specdec.acceptance import ACCEPTANCE
-from hf_specdec.configs import BaseConfig, EASDConfig, ExactConfig, SpeculativeConfig
+from hf_specdec.configs import BaseConfig, EASDConfig, ExactConfig, SelfDraftConfig, SpeculativeConfig
 from hf_specdec.drafters import DrafterBase, DraftSettings, ScriptedDrafter
 from hf_specdec.easd_processor import EASDLogitsProcessor
 from hf_specdec.errors import (
@@ -17,6 +17,7 @@ from hf_specdec.lengths import AdditiveLength, ConfidenceLength, ConstantLength,
 from hf_specdec.linear import pack_linears
 from hf_specdec.loading import load_model
 from hf_specdec.losslessness import LosslessReport, verify_lossless
+from hf_specdec.networks.exit_heads import ExitHeads, ExitHeadsConfig
 from hf_specdec.outputs import SpeculativeDecoderOnlyOutput
 from hf_specdec.stats import SpeculativeStats
 
@@ -36,11 +37,14 @@ __all__ = [
     "EASDConfig",
     "EASDLogitsProcessor",
     "ExactConfig",
+    "ExitHeads",
+    "ExitHeadsConfig",
     "GoodputLength",
     "IncompatibleDraftError",
     "InvalidConfigError",
     "LosslessReport",
     "ScriptedDrafter",
+    "SelfDraftConfig",
     "SpeculativeConfig",
     "SpeculativeDecoderOnlyOutput",
     "SpeculativeError",

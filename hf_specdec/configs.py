@@ -14,9 +14,10 @@ from typing import Any, Literal, final
 from huggingface_hub import HfApi, hf_hub_download
 
 from hf_specdec.acceptance import ACCEPTANCE, EASD, Exact
+from hf_specdec.drafters.exit_policy import ExitPolicy
 from hf_specdec.errors import InvalidConfigError
 from hf_specdec.laws import EntropyKind
-from hf_specdec.lengths import LENGTHS, AdditiveLength, ConstantLength, CostTable
+from hf_specdec.lengths import LENGTHS, AdditiveLength, ConstantLength, CostTable, GoodputLength
 from hf_specdec.records import AcceptanceRule, LengthController
 
 
@@ -27,6 +28,7 @@ __all__ = [
     "BaseConfig",
     "EASDConfig",
     "ExactConfig",
+    "SelfDraftConfig",
     "SpeculativeConfig",
     "load_config",
     "with_stock_options",
@@ -103,8 +105,12 @@ class BaseConfig(ABC):
         if isinstance(self.length, int):
             return ConstantLength(self.length)
         if isinstance(self.length, str):
-            return AdditiveLength() if deterministic else ConstantLength(5)
+            return self.auto_length(deterministic)
         return self.length
+
+    def auto_length(self, deterministic: bool) -> LengthController:
+        """What `length="auto"` stands for."""
+        return AdditiveLength() if deterministic else ConstantLength(5)
 
     def drafting_for(self, *, has_assistant: bool, deterministic: bool) -> str:
         """Resolves `"auto"`, and raises if what should draft is not there."""
@@ -200,11 +206,7 @@ class SpeculativeConfig(BaseConfig):
 
     @property
     def rule(self) -> AcceptanceRule:
-        if not isinstance(self.acceptance, str):
-            return self.acceptance
-        if self.acceptance not in ACCEPTANCE:
-            raise InvalidConfigError(f"unknown acceptance {self.acceptance!r}; known: {', '.join(sorted(ACCEPTANCE))}")
-        return ACCEPTANCE[self.acceptance]()
+        return _rule_of(self.acceptance)
 
 
 @final
@@ -267,8 +269,43 @@ class EASDConfig(BaseConfig):
         )
 
 
+@final
+@dataclass(frozen=True, kw_only=True)
+class SelfDraftConfig(ExitPolicy, BaseConfig):
+    """Adaptive self-drafting (SpecBound, arXiv 2604.12247): the model drafts with its own lower layers, exactly. See
+    [`hf_specdec.drafters.ExitPolicy`] for the options of the exit and what is published.
+
+    `length="auto"` measures what pays and decodes plainly where nothing does; when sampling it is `max_width`.
+    `drafting="hybrid"` looks the text up where no exit is confident.
+
+    Args:
+        exit_heads (`str`, *optional*): Path or Hub id of saved exit heads; raw ones by default. Heads in memory are passed
+            as `assistant_model=`.
+        acceptance (rule or its name): The acceptance rule; exact by default.
+    """
+
+    exit_heads: str | None = None
+    acceptance: AcceptanceRule | str = field(default_factory=Exact)
+
+    def __post_init__(self) -> None:
+        ExitPolicy.__post_init__(self)
+        BaseConfig.__post_init__(self)
+        if self.drafting == "ngram":
+            raise InvalidConfigError(
+                'SelfDraftConfig drafts with the model itself, or with prompt lookup behind it (drafting="hybrid"). For '
+                'prompt lookup alone use SpeculativeConfig(drafting="ngram")'
+            )
+
+    @property
+    def rule(self) -> AcceptanceRule:
+        return _rule_of(self.acceptance)
+
+    def auto_length(self, deterministic: bool) -> LengthController:
+        return GoodputLength(longest=self.max_width) if deterministic else ConstantLength(self.max_width)
+
+
 PRESETS: MappingProxyType[str, type[BaseConfig]] = MappingProxyType(
-    {"easd": EASDConfig, "exact": ExactConfig, "speculative": SpeculativeConfig}
+    {"easd": EASDConfig, "exact": ExactConfig, "self_draft": SelfDraftConfig, "speculative": SpeculativeConfig}
 )
 
 
@@ -311,6 +348,14 @@ def with_stock_options(config: BaseConfig, given: Mapping[str, Any], default_len
     raise InvalidConfigError(
         f"num_assistant_tokens={number} and speculative_config.length={config.length} contradict each other: pass one"
     )
+
+
+def _rule_of(acceptance: AcceptanceRule | str) -> AcceptanceRule:
+    if not isinstance(acceptance, str):
+        return acceptance
+    if acceptance not in ACCEPTANCE:
+        raise InvalidConfigError(f"unknown acceptance {acceptance!r}; known: {', '.join(sorted(ACCEPTANCE))}")
+    return ACCEPTANCE[acceptance]()
 
 
 def _check_part(role: str, part: Any, *methods: str) -> None:

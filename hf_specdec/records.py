@@ -97,6 +97,10 @@ class Draft:
             None for a chain.
         source (`str`): What drafted, for the statistics.
         prefill_seconds (`float`): Time spent on the prompt, the first time a drafter sees it.
+        num_attempted (`torch.LongTensor` of shape `(batch,)`, *optional*): Positions at which the drafter looked for a
+            token, the one included at which it found none worth proposing; `lengths` where it is None.
+        exit_depths (`torch.LongTensor` of shape `(batch, width)`, *optional*): Layers after which each token was drafted.
+        shared_seconds (`float`): Time spent on layers that verification goes on from, without a draft having come of it.
     """
 
     tokens: Tensor
@@ -106,6 +110,9 @@ class Draft:
     parents: Tensor | None = None
     source: str = "none"
     prefill_seconds: float = 0.0
+    num_attempted: Tensor | None = None
+    exit_depths: Tensor | None = None
+    shared_seconds: float = 0.0
 
     @property
     def width(self) -> int:
@@ -260,8 +267,10 @@ class Round:
         verify_seconds (`float`): Time of the target's forward pass, the verdict and the commit.
         source (`str`): What drafted.
         is_prefill (`bool`): True for the record of the prompt's forward pass, which is not a round.
-        events (`dict[str, torch.LongTensor]`): Counts of shape `(batch,)`.
+        events (`dict[str, torch.LongTensor]`): Counts of shape `(batch,)`; of shape `(batch, n)` for histograms, whose
+            column `i` counts the value `i`.
         problem (`str`, *optional*): What went wrong with the drafter in this round.
+        num_attempted (`torch.LongTensor` of shape `(batch,)`, *optional*): As in [`Draft`].
     """
 
     emitted: Sequence[Sequence[int]]
@@ -276,6 +285,7 @@ class Round:
     is_prefill: bool = False
     events: Mapping[str, Any] = field(default_factory=dict)
     problem: str | None = None
+    num_attempted: Tensor | None = None
 
 
 class Drafter(Protocol):

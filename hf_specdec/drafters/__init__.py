@@ -4,9 +4,11 @@ from types import MappingProxyType
 
 from hf_specdec.drafters.assistant import AssistantDrafter
 from hf_specdec.drafters.base import DrafterBase, DraftSettings
+from hf_specdec.drafters.exit_policy import ExitPolicy
 from hf_specdec.drafters.hybrid import HybridDrafter
 from hf_specdec.drafters.prompt_lookup import PromptLookupDrafter
 from hf_specdec.drafters.scripted import ScriptedDrafter
+from hf_specdec.drafters.self_draft import SelfDrafter
 
 
 __all__ = [
@@ -14,9 +16,11 @@ __all__ = [
     "AssistantDrafter",
     "DraftSettings",
     "DrafterBase",
+    "ExitPolicy",
     "HybridDrafter",
     "PromptLookupDrafter",
     "ScriptedDrafter",
+    "SelfDrafter",
 ]
 
 DRAFTERS = MappingProxyType({"hybrid": HybridDrafter, "model": AssistantDrafter, "ngram": PromptLookupDrafter})

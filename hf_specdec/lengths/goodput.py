@@ -18,6 +18,7 @@ from hf_specdec.records import Budget, Round
 
 __all__ = ["GoodputLength", "expected_tokens"]
 
+_COSTLY = ("model", "self")  # sources that draft by running a model
 _WINDOW = 9  # measurements whose median counts
 _WARM_UP = (2, 0)  # first lengths, so that the costs of plain and of verifying passes are known early
 
@@ -144,7 +145,7 @@ class GoodputSchedule:
     def best_length(self, source: str, at_least: int = 0, optimism: float = 0.0) -> int:
         """The length with the largest expected tokens per second."""
         rates, costs = self._acceptance[source].rates(optimism), self.costs()
-        step = costs.draft_step if source == "model" else 0.0
+        step = costs.draft_step if source in _COSTLY else 0.0
         goodput = {
             length: expected_tokens(rates, length) / (length * step + costs.pass_seconds(length + 1))
             for length in range(at_least, self.controller.longest + 1)
@@ -160,14 +161,17 @@ class GoodputSchedule:
 
     def observe(self, round_: Round) -> None:
         self.num_rounds += 1
-        width = int(round_.num_drafted.max())
+        attempted, judged = round_.num_drafted, round_.num_verified
+        if round_.num_attempted is not None:  # where the drafter found nothing worth proposing, drafting did not pay
+            attempted, judged = round_.num_attempted, round_.num_attempted.minimum(round_.num_accepted + 1)
+        width, num_drafted = int(attempted.max()), int(round_.num_drafted.max())
         self._passes[width + 1].append(round_.verify_seconds)
         if width == 0:
             return
         self._source = round_.source
-        if round_.source == "model":
-            self._draft_steps.append(round_.draft_seconds / width)
-        self._acceptance[round_.source].observe(round_.num_verified, round_.num_accepted)
+        if round_.source in _COSTLY and num_drafted > 0:
+            self._draft_steps.append(round_.draft_seconds / num_drafted)
+        self._acceptance[round_.source].observe(judged, round_.num_accepted)
         if self._resume_at is not None and self.best_length(round_.source) > 0:
             self._resume_at, self._pause = None, self.controller.first_pause
         elif self._resume_at is not None and self.num_rounds > self._resume_at:
