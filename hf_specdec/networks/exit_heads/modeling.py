@@ -27,7 +27,8 @@ class _Adapter(nn.Module):
 
 class ExitHeads(PreTrainedModel):
     """One head per exit layer. What a head returns goes through the target's own final norm, LM head, soft cap and scale,
-    so `raw` heads are the identity. Untrained heads of every kind begin as the identity too.
+    so `raw` heads are the identity: they have no weights, and need not be saved. Untrained heads of the other kinds begin
+    as the identity too.
 
     Args:
         config ([`ExitHeadsConfig`]): Kind and place of the heads.
