@@ -39,8 +39,12 @@ def find_layers(model: Any) -> list[torch.nn.Module]:
     """
     bare = undecorated_model(model)
     wanted = bare.config.get_text_config(decoder=True).num_hidden_layers
-    decoder = bare.get_decoder()
-    found = [each for each in decoder.modules() if isinstance(each, torch.nn.ModuleList) and len(each) == wanted]
+    found = [
+        each
+        for part in (bare.get_decoder(), bare)  # what some classes call their decoder is the LM head
+        for each in part.modules()
+        if isinstance(each, torch.nn.ModuleList) and len(each) == wanted
+    ]
     if not found or len({id(layer) for layer in found[0]}) != wanted:
         raise UnsupportedModelError(
             f"{type(bare).__name__} cannot draft for itself: its {wanted} decoder layers were not found in one list. Pass "

@@ -44,8 +44,7 @@ class Director:
         def exit_after(drafter: SelfDrafter, depth: int, growing, going: Tensor) -> _Exit:
             real = original(drafter, depth, growing, going)
             said = [
-                self.exit(row, int(length), depth, real.logits.shape[-1])
-                for row, length in enumerate(growing.lengths)
+                self.exit(row, int(length), depth, real.logits.shape[-1]) for row, length in enumerate(growing.lengths)
             ]
             logits = torch.full_like(real.logits, -5.0)
             logits[torch.arange(len(said)), torch.tensor([token for _, token in said])] = 5.0

@@ -268,9 +268,7 @@ def test_untrained_heads_are_raw_and_can_be_saved(model, kind, tmp_path):
     heads = ExitHeads(ExitHeadsConfig(kind, EXITS, hidden_size=model.config.hidden_size))
     heads.save_pretrained(tmp_path)
     config = SelfDraftConfig(confidence_threshold=0.05, length=4, on_drafter_error="raise")
-    from_file = SelfDraftConfig(
-        confidence_threshold=0.05, length=4, on_drafter_error="raise", exit_heads=str(tmp_path)
-    )
+    from_file = SelfDraftConfig(confidence_threshold=0.05, length=4, on_drafter_error="raise", exit_heads=str(tmp_path))
     raw = decode(model, config=SelfDraftConfig(exit_layers=EXITS, confidence_threshold=0.05, length=4))
     for out in (decode(model, config=config, assistant_model=heads), decode(model, config=from_file)):
         assert torch.equal(out.sequences, raw.sequences)

@@ -4,12 +4,12 @@ import pytest
 import torch
 
 import hf_specdec.layer_gate
-import hf_specdec.layered_lm
 from hf_specdec import SelfDraftConfig, UnsupportedModelError
 from tests.drafters.self_drafting import Director
 from tests.families import FAMILIES
 from tests.test_families import (
     NEW_TOKENS,
+    NUM_TOKENS,
     ONE_EACH,
     ONE_PROMPT,
     RAGGED_PROMPTS,
@@ -24,7 +24,8 @@ from tests.test_families import (
 
 
 CONFIG = SelfDraftConfig(exit_layers=[1, 2, 3], length=4, confidence_threshold=0.0, on_drafter_error="raise")
-REFUSED: dict[str, str] = {}
+# Layers that share keys and values, keep an indexer's keys, or a convolution's state.
+REFUSED = [name for name in ("deepseek_v32", "gemma3n", "gemma4-shared", "glm_moe_dsa", "lfm2") if name in FAMILIES]
 GATED = [case for case in ONE_EACH if case[0] not in REFUSED]
 RIGHT = {
     "always": lambda row, column: True,
@@ -51,13 +52,17 @@ def self_draft(name, attention, lengths, director, eos=None, config=CONFIG, **op
         )
 
 
-@pytest.mark.parametrize("lengths", [ONE_PROMPT, RAGGED_PROMPTS], ids=["one", "ragged"])
-@pytest.mark.parametrize("accepted", RIGHT)
+@pytest.mark.parametrize(
+    ("accepted", "lengths"),
+    [("always", ONE_PROMPT), ("sometimes", ONE_PROMPT), ("sometimes", RAGGED_PROMPTS), ("never", RAGGED_PROMPTS)],
+    ids=["always-one", "sometimes-one", "sometimes-ragged", "never-ragged"],
+)
 @each(GATED)
 def test_equals_plain_decoding(name, attention, accepted, lengths):
     reference = plain(name, attention, lengths)
-    out = self_draft(name, attention, lengths, Director(reference.sequences, RIGHT[accepted], wanders))
-    assert_same(out.sequences, reference)
+    director = Director(reference.sequences, RIGHT[accepted], wanders)
+    out = self_draft(name, attention, lengths, director, max_new_tokens=NUM_TOKENS[accepted])
+    assert_same(out.sequences, reference, NUM_TOKENS[accepted])
     stats = out.speculative_stats
     assert set(stats.events["exit_depths"]) == {1, 2, 3}
     assert sum(stats.events["exit_depths"].values()) == stats.num_draft_tokens > 0
@@ -104,11 +109,8 @@ def test_families_whose_layers_cannot_run_at_different_times_are_refused(name):
 @pytest.mark.parametrize(("name", "attention"), [("llama", "sdpa"), ("mistral", "sdpa")])
 def test_without_the_view_the_text_would_be_wrong(name, attention, monkeypatch):
     """The mutation of the specification: the model is given the real cache."""
-    reference = plain(name, attention, ONE_PROMPT)
+    reference = plain(name, attention, RAGGED_PROMPTS)
     monkeypatch.setattr(hf_specdec.layer_gate, "CacheView", lambda cache, columns: cache)
     director = Director(reference.sequences, RIGHT["sometimes"], wanders)
-    try:
-        out = self_draft(name, attention, ONE_PROMPT, director)
-    except (RuntimeError, IndexError, ValueError):
-        return
+    out = self_draft(name, attention, RAGGED_PROMPTS, director)
     assert not torch.equal(out.sequences, reference.sequences)

@@ -9,8 +9,8 @@ import torch
 from hf_specdec import SelfDraftConfig
 from hf_specdec.acceptance import Exact
 from hf_specdec.drafters import ExitPolicy, SelfDrafter
-from hf_specdec.records import Evidence
 from hf_specdec.laws import one_hot
+from hf_specdec.records import Evidence
 from tests.test_sampling import Fit
 from tests.toys import tiny_llama
 
