@@ -101,7 +101,7 @@ class _Pass:
         window = self.window
         if index >= self.depth:
             return (given,) if window.returns_tuple else given
-        below = given if index == 0 else window.hidden[index - 1]
+        below: Any = given if index == 0 else window.hidden[index - 1]
         done = window.width_at(index)
         pending = below.shape[1] - done
         if pending > 0:

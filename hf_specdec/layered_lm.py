@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, final
 
 import torch
@@ -82,6 +84,17 @@ class LayeredLM(PrefixLM):
         if self.gate.window is not None:
             self._give_up(self.gate.window)
         super().abandon(lengths)
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Rounds that nobody completes. The gate stands only meanwhile, and what came of the round is forgotten."""
+        self.gate.install(self._cache)
+        try:
+            yield
+        finally:
+            if self.gate.window is not None:
+                self._give_up(self.gate.window)
+            self.gate.remove()
 
     def _begin(self, tokens: Tensor, lengths: Tensor) -> Window:
         kept = torch.minimum(self._common_prefix(tokens, lengths), lengths - 1)

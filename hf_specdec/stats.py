@@ -39,7 +39,7 @@ class RowStats:
     num_prefill_tokens: int = 0
     accepted_at_position: list[int] = field(default_factory=list)
     drafted_at_position: list[int] = field(default_factory=list)
-    events: Counter[str] | Any = field(default_factory=Counter)
+    events: Any = field(default_factory=Counter)
 
     @property
     def tokens_per_round(self) -> float:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 from functools import partial
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor
+from transformers import DynamicCache
 
+from hf_specdec._compat import undecorated_model
 from hf_specdec.drafters.base import DrafterBase, DraftSettings
 from hf_specdec.drafters.exit_policy import ExitPolicy
 from hf_specdec.errors import DrafterError
+from hf_specdec.layer_gate import LayerGate
 from hf_specdec.layered_lm import LayeredLM
 from hf_specdec.networks.exit_heads import ExitHeads
 from hf_specdec.records import Budget, Context, Draft
@@ -78,9 +81,34 @@ class SelfDrafter(DrafterBase):
         self, settings: DraftSettings, target: LayeredLM, policy: ExitPolicy, heads: ExitHeads | None = None
     ) -> None:
         super().__init__(settings)
-        self.target, self.policy, self.heads = target, policy, heads
+        self.target, self.policy = target, policy
+        self.heads: Any = heads
         self.num_layers = len(target.gate.layers)
         self.exits = policy.exits_of(self.num_layers, None if heads is None else tuple(heads.config.exit_layers))
+
+    @classmethod
+    def for_stock_loop(
+        cls, settings: DraftSettings, model: Any, policy: ExitPolicy, heads: ExitHeads | None = None
+    ) -> SelfDrafter:
+        """The same algorithm for transformers' own assisted decoding, which cannot share its cache: this drafter keeps one,
+        and verification runs all layers again. It is the way to compare, and seldom the way to be fast (ours).
+
+        Args:
+            settings ([`DraftSettings`]): What it must know about the run.
+            model (`PreTrainedModel`): The target.
+            policy, heads: As for the class.
+        """
+        cache = DynamicCache(config=undecorated_model(model).config.get_text_config(decoder=True))
+        held = torch.zeros(1, 0, dtype=torch.long)
+        target = LayeredLM(model, LayerGate(model), pad_token_id=settings.pad_token_id, cache=cache, held=held)
+        return cls(settings, target, policy, heads)
+
+    def get_candidates(self, input_ids: Tensor, **kwargs: object) -> tuple[Tensor, Tensor | None]:
+        """As for every drafter; nothing is drafted after a single token, which has no cache to stand on."""
+        if input_ids.shape[1] < 2:
+            return input_ids, None
+        with self.target.alone():
+            return super().get_candidates(input_ids, **kwargs)
 
     def propose(self, context: Context, budget: Budget) -> Draft:
         most = budget.max_tokens.clamp(max=self.policy.max_width)

@@ -19,11 +19,12 @@ from hf_specdec import (
     UnsupportedModelError,
 )
 from hf_specdec._compat import CACHE_KEY
-from hf_specdec.drafters import ExitPolicy
+from hf_specdec.drafters import ExitPolicy, SelfDrafter
 from hf_specdec.layer_gate import LayerGate, find_layers
 from hf_specdec.layered_lm import LayeredLM
 from tests.drafters.self_drafting import Director, layer_calls
-from tests.toys import noisy_copy, prompts, tiny_llama
+from tests.drafters.test_stock_loop import settings_of, with_drafter
+from tests.toys import noisy_copy, prompts, state_of, tiny_llama
 
 
 LAYERS, PROMPT, TOKENS = 6, 7, 18
@@ -192,7 +193,8 @@ def test_raw_exits_say_what_the_lower_layers_say(model, monkeypatch):
 
     monkeypatch.setattr(LayeredLM, "climb", climb)
     out = decode(model, config=config)
-    assert seen and torch.equal(out.sequences, decode(model, config=None).sequences)
+    assert seen
+    assert torch.equal(out.sequences, decode(model, config=None).sequences)
 
 
 def test_accelerates_hooks_are_not_run_for_skipped_layers(model):
@@ -274,6 +276,33 @@ def test_untrained_heads_are_raw_and_can_be_saved(model, kind, tmp_path):
         assert torch.equal(out.sequences, raw.sequences)
         assert out.speculative_stats.events == raw.speculative_stats.events
         assert out.speculative_stats.events["exit_depths"] != 0
+
+
+@pytest.mark.parametrize("prompt", [[5, 6, 7, 8, 5, 6, 7], [10]], ids=["words", "one token"])
+@pytest.mark.parametrize("right", [lambda row, column: True, sometimes, lambda row, column: False])
+def test_in_transformers_own_assisted_decoding(model, prompt, right):
+    ids = torch.tensor([prompt])
+    options = {"max_new_tokens": TOKENS, "do_sample": False, "pad_token_id": 0}
+    reference = model.generate(ids, **options)
+
+    def make(config, processors):
+        settings = settings_of(config, processors)
+        return SelfDrafter.for_stock_loop(settings, twin, ExitPolicy(exit_layers=EXITS, confidence_threshold=0.0))
+
+    twin, made = with_drafter(model, make)
+    before, proposed, original = state_of(twin), [], SelfDrafter.propose
+
+    def propose(drafter, context, budget):
+        proposed.append(original(drafter, context, budget))
+        return proposed[-1]
+
+    with Director(reference, right, wanders).directing(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SelfDrafter, "propose", propose)
+        got = twin.generate(ids, assistant_model=twin, **options)
+    assert torch.equal(got, reference)
+    assert len(made) == 1
+    assert sum(int(draft.lengths[0]) for draft in proposed) > 0
+    assert state_of(twin)[4] == before[4], "no gate is left before a layer"
 
 
 # --- options --------------------------------------------------------------------------------------------------------

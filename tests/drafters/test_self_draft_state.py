@@ -68,8 +68,14 @@ def test_an_exception_at_any_call_leaves_everything_as_it_was(place, error):
             try:
                 # a failing draft is no reason to lose the text; a failing target is
                 assert torch.equal(decode(model, speculative_config=CONFIG, **options), plain)
-                assert error is BombError and place in ("target", "layer", "drafter")
+                survived = True
             except error:
+                survived = False
+            # What fails within a draft may be survived, an interruption never, and nothing may be swallowed elsewhere.
+            if survived:
+                assert error is BombError
+                assert place in ("target", "layer", "drafter")
+            else:
                 assert place != "drafter" or error is KeyboardInterrupt
             assert fuse.calls >= at
         snapshot.check()
