@@ -106,7 +106,8 @@ class _Pass:
         pending = below.shape[1] - done
         if pending > 0:
             self._check(index, done)
-            cut = _Cut(below.shape[1], pending, self._visible(index, pending))
+            keys, _ = CacheView(window.cache, window.columns).get_mask_sizes(below.shape[1], index)
+            cut = _Cut(below.shape[1], pending, self._visible(index, pending), keys)
             output = inner(below[:, done:], *map(cut, args), **{name: cut(value) for name, value in kwargs.items()})
             window.returns_tuple = isinstance(output, tuple)
             new = output[0] if isinstance(output, tuple) else output
@@ -136,11 +137,15 @@ class _Pass:
 
 @dataclass(frozen=True)
 class _Cut:
-    """What a layer is given for the last `pending` of `width` columns: masks, positions and rotary embeddings."""
+    """What a layer is given for the last `pending` of `width` columns: masks, positions and rotary embeddings.
+
+    The model's masks are for a pass over the whole window, `keys` wide; the layer shows its queries the last `visible`.
+    """
 
     width: int
     pending: int
     visible: int
+    keys: int
 
     def __call__(self, value: Any) -> Any:
         if isinstance(value, tuple | list):
@@ -148,10 +153,11 @@ class _Cut:
         if not isinstance(value, Tensor):
             return value
         if value.ndim == 4 and value.shape[-2] == self.width:
-            return value[..., -self.pending :, -self.visible :]
-        if value.ndim in (2, 3) and value.shape[1] == self.width:
-            return value[:, -self.pending :]
-        return value[-self.pending :] if value.ndim == 1 and value.shape[0] == self.width else value
+            rows = value[..., -self.pending :, :]
+            return rows[..., -self.visible :] if value.shape[-1] == self.keys else rows
+        if not value.is_floating_point() and not value.is_complex():
+            return value[..., -self.pending :] if value.shape[-1:] == (self.width,) else value
+        return value[:, -self.pending :] if value.ndim == 3 and value.shape[1] == self.width else value
 
 
 @final
