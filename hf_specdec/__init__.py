@@ -8,6 +8,7 @@ from hf_specdec.configs import (
     EASDConfig,
     ExactConfig,
     NucleusConfig,
+    SelfDraftConfig,
     SpeculativeConfig,
 )
 from hf_specdec.drafters import DrafterBase, DraftSettings, DraftVocabulary, ScriptedDrafter
@@ -25,6 +26,7 @@ from hf_specdec.lengths import AdditiveLength, ConfidenceLength, ConstantLength,
 from hf_specdec.linear import pack_linears
 from hf_specdec.loading import load_model
 from hf_specdec.losslessness import LosslessReport, verify_lossless
+from hf_specdec.networks.exit_heads import ExitHeads, ExitHeadsConfig
 from hf_specdec.outputs import SpeculativeDecoderOnlyOutput
 from hf_specdec.stats import SpeculativeStats
 
@@ -49,12 +51,15 @@ __all__ = [
     "EASDLogitsProcessor",
     "EarlyExactGuard",
     "ExactConfig",
+    "ExitHeads",
+    "ExitHeadsConfig",
     "GoodputLength",
     "IncompatibleDraftError",
     "InvalidConfigError",
     "LosslessReport",
     "NucleusConfig",
     "ScriptedDrafter",
+    "SelfDraftConfig",
     "SpeculativeConfig",
     "SpeculativeDecoderOnlyOutput",
     "SpeculativeError",

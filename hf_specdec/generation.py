@@ -21,15 +21,18 @@ from transformers.generation.configuration_utils import GenerationMode
 
 from hf_specdec._compat import CACHE_KEY, cache_argument, needs_synced_forwards, undecorated_model, user_set
 from hf_specdec.compatibility import check_model, check_tokenizers
-from hf_specdec.configs import STOCK_OPTIONS, BaseConfig, load_config, with_stock_options
+from hf_specdec.configs import STOCK_OPTIONS, BaseConfig, SelfDraftConfig, load_config, with_stock_options
 from hf_specdec.drafters import DrafterBase, DraftSettings, HybridDrafter, PromptLookupDrafter
 from hf_specdec.errors import InvalidConfigError, UnsupportedModelError
+from hf_specdec.layer_gate import LayerGate
+from hf_specdec.layered_lm import LayeredLM
 from hf_specdec.loading import load_model
 from hf_specdec.loop import Record, Run, speculate
-from hf_specdec.outputs import SpeculativeDecoderOnlyOutput, StepOutputs, TokenStream
+from hf_specdec.outputs import SpeculativeDecoderOnlyOutput, StepOutputs, TokenStream, result_of
 from hf_specdec.prefix_lm import PrefixLM, can_realign, read_prompt
 from hf_specdec.records import Round
 from hf_specdec.reduced_head import assistant_drafter
+from hf_specdec.self_drafting import SelfDraft, self_draft_of
 from hf_specdec.sequences import Sequences
 from hf_specdec.stats import SpeculativeStats
 from hf_specdec.verify import RandomStreams
@@ -87,19 +90,23 @@ class SpeculativeDecoder:
         started = time.perf_counter()
         check_model(model)
         _check_mode(model, generation_config, model_kwargs)
+        self_draft = self_draft_of(self.config, self.assistant, model)
+        gate = self_draft.gate(model, generation_config, self.synced_gpus) if self_draft is not None else None
         stats = SpeculativeStats()
-        make_drafter = self._drafter_factory(model, generation_config, stats)
+        make_drafter = self._drafter_factory(model, generation_config, stats, self_draft)
         texts = _sequences(input_ids, stopping_criteria, generation_config)
         lockstep = self._lockstep(texts, logits_processor, cache_argument(model_kwargs), generation_config)
         outputs = read_prompt(model, input_ids, generation_config, model_kwargs)
         cache = outputs[CACHE_KEY]
         stats.prefill_seconds = time.perf_counter() - started
 
-        target = _target(model, cache, texts, model_kwargs)
+        target = _target(model, cache, texts, model_kwargs, gate)
         keeps_cache = bool(generation_config.return_dict_in_generate or getattr(cache, "_is_user_defined", False))
         try:
             steps = _step_outputs(generation_config, cache)
             run = self._run(model, target, texts, outputs, logits_processor, generation_config, steps, lockstep)
+            if gate is not None:
+                gate.install(cache)
             run.drafter = make_drafter(run)
             self.stream.skip(texts.prompt_columns)
             for round_ in speculate(run, outputs):
@@ -113,13 +120,16 @@ class SpeculativeDecoder:
             if keeps_cache:
                 target.abandon(texts.lengths - 1)
             raise
+        finally:
+            if gate is not None:
+                gate.remove()
         self.stream.end()
         stats.num_target_forwards = target.num_forwards + 1
         stats.lossless = run.rule.lossless
         stats.total_seconds = time.perf_counter() - started
         if self.stats_callback is not None:
             self.stats_callback(stats)
-        return _result(generation_config, sequences, run.record, steps, cache, stats)
+        return result_of(generation_config, sequences, run.record, steps, cache, stats)
 
     def _run(
         self,
@@ -183,9 +193,15 @@ class SpeculativeDecoder:
         return bool(reasons) or (self.config.batching == "lockstep")
 
     def _drafter_factory(
-        self, model: PreTrainedModel, generation_config: GenerationConfig, stats: SpeculativeStats
+        self,
+        model: PreTrainedModel,
+        generation_config: GenerationConfig,
+        stats: SpeculativeStats,
+        self_draft: SelfDraft | None,
     ) -> Callable[[Run], DrafterBase]:
         """Everything that can go wrong with a drafter is found out here, before the first token."""
+        if self_draft is not None:
+            return lambda run: self_draft.drafter(self._settings(run, generation_config), run.target)
         assistant = self.assistant
         if isinstance(assistant, str) or hasattr(assistant, "__fspath__"):
             assistant = load_model(assistant, dtype=model.dtype, device_map={"": model.device})
@@ -285,7 +301,7 @@ def generate(
 
 def require_drafter(config: BaseConfig, drafter: Any) -> None:
     """Raises if `custom_generate=hf_specdec.generate` was not told what should draft."""
-    if drafter is None and config.drafting != "ngram":
+    if drafter is None and config.drafting != "ngram" and not isinstance(config, SelfDraftConfig):
         raise InvalidConfigError(
             "custom_generate=hf_specdec.generate got no drafter. Pass drafter=... (transformers withholds assistant_model from "
             'a callable), or speculative_config=SpeculativeConfig(drafting="ngram")'
@@ -341,12 +357,15 @@ def _max_length(model: PreTrainedModel, texts: Sequences, generation_config: Gen
     return min(limit, positions) if positions else limit
 
 
-def _target(model: PreTrainedModel, cache: Any, texts: Sequences, model_kwargs: dict[str, Any]) -> PrefixLM:
-    """The target, whose cache holds the prompts already."""
+def _target(
+    model: PreTrainedModel, cache: Any, texts: Sequences, model_kwargs: dict[str, Any], gate: LayerGate | None
+) -> PrefixLM:
+    """The target, whose cache holds the prompts already; its layers run at different times if it has a gate."""
     positions, mask = model_kwargs.get("position_ids"), model_kwargs.get("attention_mask")
     rest = {key: value for key, value in model_kwargs.items() if key not in _REMADE and value is not None}
     hidden_columns = max(0, int(cache.get_seq_length()) - texts.prompt_columns)
-    return PrefixLM(
+    make = PrefixLM if gate is None else partial(LayeredLM, gate=gate)
+    return make(
         model,
         pad_token_id=texts.pad_token_id,
         prompt_mask=mask,
@@ -377,24 +396,3 @@ def _target_forward(model: PreTrainedModel, rest: dict[str, Any], *, input_ids: 
 def _step_outputs(generation_config: GenerationConfig, cache: Any) -> StepOutputs | None:
     wanted = generation_config.output_hidden_states or generation_config.output_attentions
     return StepOutputs(cache) if generation_config.return_dict_in_generate and wanted else None
-
-
-def _result(
-    generation_config: GenerationConfig,
-    sequences: Tensor,
-    record: Record,
-    steps: StepOutputs | None,
-    cache: Any,
-    stats: SpeculativeStats,
-) -> SpeculativeDecoderOnlyOutput | Tensor:
-    if not generation_config.return_dict_in_generate:
-        return sequences
-    return SpeculativeDecoderOnlyOutput(
-        sequences=sequences,
-        scores=tuple(record.scores) if record.keeps_scores else None,
-        logits=tuple(record.logits) if record.keeps_logits else None,
-        hidden_states=tuple(steps.hidden_states) if steps is not None and steps.hidden_states else None,
-        attentions=tuple(steps.attentions) if steps is not None and steps.attentions else None,
-        speculative_stats=stats,
-        **{CACHE_KEY: cache},
-    )

@@ -281,12 +281,21 @@ def _round(
         num_verified=committed.num_verified,
         num_accepted=committed.num_accepted,
         unfinished=run.sequences.unfinished,
-        draft_seconds=draft_seconds - draft.prefill_seconds,
-        verify_seconds=verify_seconds,
+        draft_seconds=draft_seconds - draft.prefill_seconds - draft.shared_seconds,
+        verify_seconds=verify_seconds + draft.shared_seconds,
         prefill_seconds=draft.prefill_seconds,
         source=draft.source,
         stretches=draft.kinds,
         is_prefill=is_prefill,
-        events=committed.events,
+        events=_with_depths(draft, committed.events),
         problem=problem,
+        num_attempted=draft.num_attempted,
     )
+
+
+def _with_depths(draft: Draft, events: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The events with the histogram of the layers after which tokens were drafted, for drafters that leave early."""
+    if draft.exit_depths is None:
+        return events
+    depths = torch.where(draft.valid, draft.exit_depths, 0)
+    return {**events, "exit_depths": torch.nn.functional.one_hot(depths).sum(1)}

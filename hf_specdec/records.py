@@ -31,8 +31,8 @@ __all__ = [
     "LengthSchedule",
     "Observer",
     "Outcome",
-    "Plan",
     "Place",
+    "Plan",
     "Round",
     "Verdict",
     "choice_law",
@@ -147,6 +147,10 @@ class Draft:
         stretches (`Sequence[Sequence[tuple[str, int]]]`, *optional*): For each row, what kind of draft its tokens are,
             `(kind, tokens)` from left to right. None says that all are of the kind `source`.
         prefill_seconds (`float`): Time spent on the prompt, the first time a drafter sees it.
+        num_attempted (`torch.LongTensor` of shape `(batch,)`, *optional*): Positions at which the drafter looked for a
+            token, the one included at which it found none worth proposing; `lengths` where it is None.
+        exit_depths (`torch.LongTensor` of shape `(batch, width)`, *optional*): Layers after which each token was drafted.
+        shared_seconds (`float`): Time spent on layers that verification goes on from, without a draft having come of it.
     """
 
     tokens: Tensor
@@ -157,6 +161,9 @@ class Draft:
     source: str = "none"
     stretches: Sequence[Sequence[tuple[str, int]]] | None = None
     prefill_seconds: float = 0.0
+    num_attempted: Tensor | None = None
+    exit_depths: Tensor | None = None
+    shared_seconds: float = 0.0
 
     @property
     def width(self) -> int:
@@ -389,8 +396,10 @@ class Round:
         source (`str`): What drafted.
         stretches (`Sequence[Sequence[tuple[str, int]]]`): See [`Draft`].
         is_prefill (`bool`): True for the record of the prompt's forward pass, which is not a round.
-        events (`dict[str, torch.LongTensor]`): Counts of shape `(batch,)`.
+        events (`dict[str, torch.LongTensor]`): Counts of shape `(batch,)`; of shape `(batch, n)` for histograms, whose
+            column `i` counts the value `i`.
         problem (`str`, *optional*): What went wrong with the drafter in this round.
+        num_attempted (`torch.LongTensor` of shape `(batch,)`, *optional*): As in [`Draft`].
     """
 
     emitted: Sequence[Sequence[int]]
@@ -406,6 +415,7 @@ class Round:
     is_prefill: bool = False
     events: Mapping[str, Any] = field(default_factory=dict)
     problem: str | None = None
+    num_attempted: Tensor | None = None
 
 
 class Drafter(Protocol):

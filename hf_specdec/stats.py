@@ -28,6 +28,7 @@ class RowStats:
         accepted_at_position (`list[int]`): `[i]` counts the rounds that accepted at least `i + 1` drafts.
         drafted_at_position (`list[int]`): `[i]` counts the rounds that drafted at least `i + 1` tokens.
         events (`Counter[str]`): What the rule and the loop counted, such as `easd_fired`; 0 for what never happened.
+            `exit_depths`, of self-drafting, is a histogram: the number of drafts by layers run.
     """
 
     num_rounds: int = 0
@@ -38,7 +39,7 @@ class RowStats:
     num_prefill_tokens: int = 0
     accepted_at_position: list[int] = field(default_factory=list)
     drafted_at_position: list[int] = field(default_factory=list)
-    events: Counter[str] = field(default_factory=Counter)
+    events: Any = field(default_factory=Counter)
 
     @property
     def tokens_per_round(self) -> float:
@@ -84,7 +85,10 @@ class RowStats:
         _count_positions(self.drafted_at_position, drafted)
         _count_positions(self.accepted_at_position, accepted)
         for name, counts in round_.events.items():
-            self.events[name] += int(counts[row])
+            if counts.ndim == 1:
+                self.events[name] += int(counts[row])
+            else:
+                self.events[name] = _merge_histogram(self.events[name] or {}, counts[row].tolist())
 
 
 @dataclass
@@ -180,3 +184,9 @@ def _count_positions(counts: list[int], reached: int) -> None:
     counts.extend([0] * (reached - len(counts)))
     for position in range(reached):
         counts[position] += 1
+
+
+def _merge_histogram(counts: dict[int, int], more: list[int]) -> dict[int, int]:
+    """`counts` by value with those of `more` added; a new dictionary by growing value. The value 0 stands for none."""
+    values = sorted(counts.keys() | {value for value, count in enumerate(more) if value and count})
+    return {value: counts.get(value, 0) + (more[value] if value < len(more) else 0) for value in values}

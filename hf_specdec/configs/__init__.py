@@ -7,6 +7,7 @@ from hf_specdec.configs.easd import EASDConfig
 from hf_specdec.configs.exact import ExactConfig
 from hf_specdec.configs.nucleus import NucleusConfig
 from hf_specdec.configs.presets import PRESETS, load_config
+from hf_specdec.configs.self_draft import SelfDraftConfig
 from hf_specdec.configs.speculative import SpeculativeConfig
 from hf_specdec.configs.stock import STOCK_OPTIONS, with_stock_options
 
@@ -21,6 +22,7 @@ __all__ = [
     "EASDConfig",
     "ExactConfig",
     "NucleusConfig",
+    "SelfDraftConfig",
     "SpeculativeConfig",
     "load_config",
     "with_stock_options",

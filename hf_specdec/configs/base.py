@@ -92,8 +92,12 @@ class BaseConfig(ABC):
         if isinstance(self.length, int):
             return ConstantLength(self.length)
         if isinstance(self.length, str):
-            return GoodputLength() if deterministic else ConstantLength(5)
+            return self.auto_length(deterministic)
         return self.length
+
+    def auto_length(self, deterministic: bool) -> LengthController:
+        """What `length="auto"` stands for."""
+        return GoodputLength() if deterministic else ConstantLength(5)
 
     def drafting_for(self, *, has_assistant: bool, deterministic: bool) -> str:
         """Resolves `"auto"`, and raises if what should draft is not there."""

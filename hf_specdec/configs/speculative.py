@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import final
 
-from hf_specdec.acceptance import ACCEPTANCE, Exact, RelaxedRule
+from hf_specdec.acceptance import Exact
 from hf_specdec.configs.base import BaseConfig
-from hf_specdec.configs.guarding import DEFAULT_GUARD, guarded
-from hf_specdec.errors import InvalidConfigError
+from hf_specdec.configs.guarding import rule_of
 from hf_specdec.records import AcceptanceRule
 
 
@@ -32,14 +31,4 @@ class SpeculativeConfig(BaseConfig):
 
     @property
     def rule(self) -> AcceptanceRule:
-        rule = self._bare_rule()
-        if self.guard == "auto":
-            return guarded(rule, DEFAULT_GUARD) if isinstance(rule, RelaxedRule) else rule
-        return guarded(rule, self.guard)
-
-    def _bare_rule(self) -> AcceptanceRule:
-        if not isinstance(self.acceptance, str):
-            return self.acceptance
-        if self.acceptance not in ACCEPTANCE:
-            raise InvalidConfigError(f"unknown acceptance {self.acceptance!r}; known: {', '.join(sorted(ACCEPTANCE))}")
-        return ACCEPTANCE[self.acceptance]()
+        return rule_of(self.acceptance, self.guard)

@@ -5,9 +5,11 @@ from types import MappingProxyType
 from hf_specdec.drafters.assistant import AssistantDrafter
 from hf_specdec.drafters.base import DrafterBase, DraftSettings
 from hf_specdec.drafters.draft_vocabulary import DraftVocabulary, count_tokens, tokenizer_fingerprint
+from hf_specdec.drafters.exit_policy import ExitPolicy
 from hf_specdec.drafters.hybrid import HybridDrafter
 from hf_specdec.drafters.prompt_lookup import PromptLookupDrafter
 from hf_specdec.drafters.scripted import ScriptedDrafter
+from hf_specdec.drafters.self_draft import SelfDrafter
 
 
 __all__ = [
@@ -16,9 +18,11 @@ __all__ = [
     "DraftSettings",
     "DraftVocabulary",
     "DrafterBase",
+    "ExitPolicy",
     "HybridDrafter",
     "PromptLookupDrafter",
     "ScriptedDrafter",
+    "SelfDrafter",
     "count_tokens",
     "tokenizer_fingerprint",
 ]

@@ -30,19 +30,23 @@ class HybridDrafter(DrafterBase):
         settings ([`DraftSettings`]): What it must know about the run.
         ngram ([`PromptLookupDrafter`]): Finds matches.
         model ([`DrafterBase`]): Drafts the rest.
+        model_first (`bool`): Without a forecast, the model is asked first, and the match serves rows where it finds nothing.
     """
 
-    def __init__(self, settings: DraftSettings, ngram: PromptLookupDrafter, model: DrafterBase) -> None:
+    def __init__(
+        self, settings: DraftSettings, ngram: PromptLookupDrafter, model: DrafterBase, *, model_first: bool = False
+    ) -> None:
         super().__init__(settings)
-        self.ngram, self.model = ngram, model
+        self.ngram, self.model, self.model_first = ngram, model, model_first
 
     def propose(self, context: Context, budget: Budget) -> Draft:
-        matched = self.ngram.match(context, budget.limit)
-        from_match, from_model = self._plan(context, budget, matched)
-        matched = matched.first(from_match)
+        offered = self.ngram.match(context, budget.limit)
+        from_match, from_model = self._plan(context, budget, offered)
         if not bool((from_model > 0)[context.unfinished].any()):
-            return matched
+            return offered.first(from_match)
         modelled = self.model.propose(context, Budget(from_model, budget.min_confidence, budget.min_survival))
+        # A model may find nothing worth proposing, as exit heads do where none is sure.
+        matched = offered.first(torch.where((from_model > 0) & (modelled.lengths == 0), from_model, from_match))
         extended = Draft.empty(context.batch_size)
         if budget.forecast is not None:
             extended = self._extension(context, modelled, budget.limit, budget.forecast)
@@ -52,6 +56,8 @@ class HybridDrafter(DrafterBase):
 
     def _plan(self, context: Context, budget: Budget, matched: Draft) -> tuple[Tensor, Tensor]:
         """Tokens of each row's match, and of the model."""
+        if budget.forecast is None and self.model_first:
+            return torch.zeros_like(budget.max_tokens), budget.max_tokens
         if budget.forecast is None:
             return matched.lengths, torch.where(matched.lengths > 0, 0, budget.max_tokens)
         rows = (context.unfinished & (budget.limit > 0)).nonzero()[:, 0].tolist()
@@ -103,7 +109,14 @@ def _joined(matched: Draft, modelled: Draft, extended: Draft) -> Draft:
         source="hybrid",
         stretches=[[*a, *b, *c] for a, b, c in zip(matched.kinds, modelled.kinds, extended.kinds, strict=True)],
         prefill_seconds=modelled.prefill_seconds,
+        num_attempted=modelled.num_attempted,
+        exit_depths=_padded(modelled.exit_depths, width),
+        shared_seconds=modelled.shared_seconds,
     )
+
+
+def _padded(values: Tensor | None, width: int) -> Tensor | None:
+    return None if values is None else torch.nn.functional.pad(values, (0, width - values.shape[1]))
 
 
 def _with_masses(laws: Tensor | None, tokens: Tensor, free: Tensor, *, log: bool = False) -> Tensor | None:

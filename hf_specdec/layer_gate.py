@@ -1,0 +1,247 @@
+"""Running a model's layers at different times: each token passes each layer once, whenever it is wanted there.
+
+A round works on a *window* of new columns. Column `j` never runs deeper than column `j - 1`, so the columns that a layer
+still has to run are always the last ones of those that the layer below has run. They run together, in one call of the
+layer, over the keys and values that it already holds. Published: drafts exit early and a single pass takes them through
+the remaining layers (SpecBound, arXiv 2604.12247); that columns deferred at a layer run together with the newest one is
+AdaDecode's (2025). Ours: gating the unchanged layers of any family instead of a forward pass of our own.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, final
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache
+
+from hf_specdec._compat import undecorated_model
+from hf_specdec.cache_view import CacheView, check_layers, cut_layer
+from hf_specdec.errors import UnsupportedModelError
+
+
+__all__ = ["LayerGate", "Transform", "Window", "find_layers"]
+
+Transform = Callable[[Tensor], Tensor]
+
+_installation = threading.Lock()
+
+
+def find_layers(model: Any) -> list[torch.nn.Module]:
+    """The decoder layers of a causal LM, from the bottom.
+
+    Raises:
+        [`UnsupportedModelError`]: If the model does not hold them in exactly one list.
+    """
+    bare = undecorated_model(model)
+    wanted = bare.config.get_text_config(decoder=True).num_hidden_layers
+    found = [
+        each
+        for part in (bare.get_decoder(), bare)  # what some classes call their decoder is the LM head
+        for each in part.modules()
+        if isinstance(each, torch.nn.ModuleList) and len(each) == wanted
+    ]
+    if not found or len({id(layer) for layer in found[0]}) != wanted:
+        raise UnsupportedModelError(
+            f"{type(bare).__name__} cannot draft for itself: its {wanted} decoder layers were not found in one list. Pass "
+            'assistant_model=..., or use drafting="ngram".'
+        )
+    return list(found[0])
+
+
+@dataclass
+class Window:
+    """The columns of one round, and how far each has come.
+
+    Args:
+        cache (`Cache`): The target's cache.
+        columns (`int`): Entries that every layer held when the round began.
+        tokens (`torch.LongTensor` of shape `(batch, width)`): Ids that were fed, -1 for fillers.
+        hidden (`list[torch.FloatTensor]`): By layer, the hidden states after it, `(batch, columns so far, hidden_size)`;
+            their number of columns says how far the layer has come.
+    """
+
+    cache: Cache
+    columns: int
+    tokens: Tensor
+    hidden: list[Tensor | None]
+    returns_tuple: bool = False
+
+    def width_at(self, layer: int) -> int:
+        """Columns that have run a layer."""
+        hidden = self.hidden[layer]
+        return 0 if hidden is None else hidden.shape[1]
+
+    def cut(self, width: int) -> None:
+        """Forgets the columns from `width` on, in every layer."""
+        self.tokens = self.tokens[:, :width]
+        self.hidden = [None if each is None else each[:, :width] for each in self.hidden]
+        for layer in self.cache.layers:
+            cut_layer(layer, self.columns + width)
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """A forward pass in which the layers from `depth` on hand through what `transform` makes of the newest column."""
+
+    window: Window
+    depth: int
+    transform: Transform | None = None
+
+    def run(self, index: int, inner: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if args:
+            given, args = args[0], args[1:]
+        else:
+            kwargs = dict(kwargs)
+            given = kwargs.pop("hidden_states")
+        window = self.window
+        if index >= self.depth:
+            return (given,) if window.returns_tuple else given
+        below: Any = given if index == 0 else window.hidden[index - 1]
+        done = window.width_at(index)
+        pending = below.shape[1] - done
+        if pending > 0:
+            self._check(index, done)
+            keys, _ = CacheView(window.cache, window.columns).get_mask_sizes(below.shape[1], index)
+            cut = _Cut(below.shape[1], pending, self._visible(index, pending), keys)
+            output = inner(below[:, done:], *map(cut, args), **{name: cut(value) for name, value in kwargs.items()})
+            window.returns_tuple = isinstance(output, tuple)
+            new = output[0] if isinstance(output, tuple) else output
+            before = window.hidden[index]
+            window.hidden[index] = new if before is None else torch.cat([before, new], 1)
+        return self._hand_on(index)
+
+    def _hand_on(self, index: int) -> Any:
+        hidden = self.window.hidden[index]
+        if self.transform is not None and index == self.depth - 1 and hidden is not None:
+            hidden = torch.cat([hidden[:, :-1], self.transform(hidden[:, -1:])], 1)
+        return (hidden,) if self.window.returns_tuple else hidden
+
+    def _visible(self, index: int, pending: int) -> int:
+        """Keys that the layer shows to `pending` queries."""
+        layer = self.window.cache.layers[index]
+        held = int(layer.get_seq_length())
+        return pending + (min(held, layer.sliding_window - 1) if layer.is_sliding else held)
+
+    def _check(self, index: int, done: int) -> None:
+        held = int(self.window.cache.layers[index].get_seq_length())
+        if held != self.window.columns + done:
+            raise RuntimeError(
+                f"layer {index} holds {held} entries, expected {self.window.columns} and {done} new ones"
+            )
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """What a layer is given for the last `pending` of `width` columns: masks, positions and rotary embeddings.
+
+    The model's masks are for a pass over the whole window, `keys` wide; the layer shows its queries the last `visible`.
+    """
+
+    width: int
+    pending: int
+    visible: int
+    keys: int
+
+    def __call__(self, value: Any) -> Any:
+        if isinstance(value, tuple | list):
+            return type(value)(map(self, value))
+        if not isinstance(value, Tensor):
+            return value
+        if value.ndim == 4 and value.shape[-2] == self.width:
+            rows = value[..., -self.pending :, :]
+            return rows[..., -self.visible :] if value.shape[-1] == self.keys else rows
+        if not value.is_floating_point() and not value.is_complex():
+            return value[..., -self.pending :] if value.shape[-1:] == (self.width,) else value
+        return value[:, -self.pending :] if value.ndim == 3 and value.shape[1] == self.width else value
+
+
+@final
+class _GatedForward:
+    """What stands in place of a layer's `forward`: outside of any hook that accelerate put there."""
+
+    def __init__(self, gate: LayerGate, index: int, inner: Callable[..., Any]) -> None:
+        self.gate, self.index, self.inner = gate, index, inner
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        current = self.gate.current
+        if current is None or threading.get_ident() != self.gate.thread:
+            return self.inner(*args, **kwargs)
+        return current.run(self.index, self.inner, args, kwargs)
+
+
+@final
+@dataclass
+class LayerGate:
+    """The gate before each layer of a model. Closed to everyone but the thread that made it, and only during its passes.
+
+    Args:
+        model (`PreTrainedModel`): The target.
+        window ([`Window`], *optional*): The round under way.
+    """
+
+    model: Any
+    layers: list[torch.nn.Module] = field(init=False)
+    thread: int = field(init=False, default_factory=threading.get_ident)
+    window: Window | None = field(init=False, default=None)
+    current: _Pass | None = field(init=False, default=None)
+    _before: list[Any] = field(init=False, default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.layers = find_layers(self.model)
+
+    def install(self, cache: Cache) -> None:
+        """Puts the gate before the layers of a model whose prompt is in `cache`.
+
+        Raises:
+            [`UnsupportedModelError`]: If the layers cannot run at different times, or already draft for another call.
+        """
+        check_layers(cache, len(self.layers), self.model)
+        with _installation:
+            before = [vars(layer).get("forward") for layer in self.layers]
+            if any(isinstance(each, _GatedForward) for each in before):
+                raise UnsupportedModelError(
+                    f"this {type(undecorated_model(self.model)).__name__} already drafts for itself in another call. Wait for "
+                    "it to end, or give each thread a model of its own."
+                )
+            self._before = before
+            for index, layer in enumerate(self.layers):
+                vars(layer)["forward"] = _GatedForward(self, index, layer.forward)
+
+    def remove(self) -> None:
+        """Takes the gate away again; a second call does nothing."""
+        for layer, forward in zip(self.layers, self._before, strict=False):
+            if forward is None:
+                del vars(layer)["forward"]
+            else:
+                vars(layer)["forward"] = forward
+        self._before = []
+
+    def open(self, cache: Cache, columns: int, batch_size: int) -> Window:
+        """Begins a round over a cache whose layers all hold `columns` entries."""
+        nothing = torch.zeros(batch_size, 0, dtype=torch.long)
+        self.window = Window(cache, columns, nothing, [None] * len(self.layers))
+        return self.window
+
+    def close(self) -> None:
+        """Ends a round: what its layers hold is the cache's now."""
+        self.window = None
+
+    def view(self, cache: Cache) -> Cache:
+        """The cache to give to the model: a view while a round is under way, else the cache itself."""
+        return cache if self.window is None else CacheView(self.window.cache, self.window.columns)
+
+    @contextmanager
+    def passing(self, depth: int | None = None, transform: Transform | None = None) -> Iterator[None]:
+        """A forward pass that ends at `depth` layers; all of them where it is None."""
+        if self.window is None:
+            raise RuntimeError("no round is under way")
+        self.current = _Pass(self.window, len(self.layers) if depth is None else depth, transform)
+        try:
+            yield
+        finally:
+            self.current = None

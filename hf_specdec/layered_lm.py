@@ -1,0 +1,130 @@
+"""A prefix LM that can be asked for the logits of its lower layers, and never runs a token through a layer twice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from hf_specdec._compat import CACHE_KEY
+from hf_specdec.layer_gate import LayerGate, Transform, Window
+from hf_specdec.prefix_lm import PrefixLM
+
+
+__all__ = ["LayeredLM"]
+
+
+@final
+class LayeredLM(PrefixLM):
+    """A [`PrefixLM`] whose layers are gated.
+
+    [`~LayeredLM.climb`] begins a round and takes the new columns of every row through the lower layers only; the next
+    [`~LayeredLM.run`] takes them, and what was drafted since, through the rest and ends the round. A round that is not
+    begun runs as in a [`PrefixLM`].
+
+    Args:
+        gate ([`LayerGate`]): The gate, installed by the caller.
+        model, kwargs: As for [`PrefixLM`].
+    """
+
+    def __init__(self, model: Any, gate: LayerGate, **kwargs: Any) -> None:
+        super().__init__(model, **kwargs)
+        self.gate = gate
+        self._ungated_call = self._forward_call
+        self._forward_call = self._call_with_view
+
+    def climb(self, tokens: Tensor, lengths: Tensor, depth: int, transform: Transform | None = None) -> Tensor:
+        """The logits that the model's own head gives to each row's newest token after its first `depth` layers.
+
+        Args:
+            tokens (`torch.LongTensor` of shape `(batch, columns)`): Prefixes, on the CPU; row `b` ends at `lengths[b]`.
+            lengths (`torch.LongTensor` of shape `(batch,)`): Their lengths. Rows that are shorter than others by less than
+                they were at the beginning of the round are filled up, and their logits mean nothing.
+            depth (`int`): Layers to run, from the bottom.
+            transform (`Callable`, *optional*): An exit head: maps hidden states `(batch, 1, hidden_size)` to what the
+                model's final norm should see.
+
+        Returns:
+            `(batch, vocab)`.
+        """
+        window = self._begin(tokens, lengths) if self.gate.window is None else self.gate.window
+        kept = self._num_held
+        ids, columns = self._new_columns(tokens, lengths, kept)
+        window.tokens = ids.masked_fill(columns >= lengths[:, None], -1)
+        try:
+            with self.gate.passing(depth, transform):
+                outputs = self._forward(ids, columns.minimum(lengths[:, None] - 1), kept, 1)
+        except BaseException:
+            window.cut(0)
+            self.gate.close()
+            raise
+        self.num_forwards -= 1  # part of a pass, which `run` completes
+        return outputs.logits[:, -1]
+
+    def run(self, tokens: Tensor, lengths: Tensor, last: Tensor) -> Any:
+        """As [`PrefixLM.run`]; completes the round that [`~LayeredLM.climb`] began."""
+        window = self.gate.window
+        if window is None:
+            return super().run(tokens, lengths, last)
+        kept = self._num_held
+        if bool((kept > lengths - last).any()):
+            self._give_up(window)
+            return super().run(tokens, lengths, last)
+        self._keep_what_fits(window, tokens, lengths, kept)
+        with self.gate.passing():
+            outputs = self._feed(tokens, lengths, kept, last)
+        self.gate.close()
+        return outputs
+
+    def abandon(self, lengths: Tensor) -> None:
+        """As [`PrefixLM.abandon`], also in the middle of a round."""
+        if self.gate.window is not None:
+            self._give_up(self.gate.window)
+        super().abandon(lengths)
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Rounds that nobody completes. The gate stands only meanwhile, and what came of the round is forgotten."""
+        self.gate.install(self._cache)
+        try:
+            yield
+        finally:
+            if self.gate.window is not None:
+                self._give_up(self.gate.window)
+            self.gate.remove()
+
+    def _begin(self, tokens: Tensor, lengths: Tensor) -> Window:
+        kept = torch.minimum(self._common_prefix(tokens, lengths), lengths - 1)
+        if bool((lengths - kept != 1).any()):
+            # Rows that lack more than their newest token would not stand side by side in one window.
+            super().run(tokens, lengths - 1, torch.ones_like(lengths))
+            kept = lengths - 1
+        self._keep(kept)
+        return self.gate.open(self._cache, self.hidden_columns + int(kept.max()), len(kept))
+
+    def _give_up(self, window: Window) -> None:
+        window.cut(0)
+        self.gate.close()
+
+    def _new_columns(self, tokens: Tensor, lengths: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
+        """Ids and column numbers from each row's `kept` on."""
+        columns = kept[:, None] + torch.arange(int((lengths - kept).max()))
+        padded = torch.nn.functional.pad(tokens, (0, max(0, int(columns.max()) + 1 - tokens.shape[1])))
+        return padded.gather(1, columns).masked_fill(columns >= lengths[:, None], self.pad_token_id), columns
+
+    def _keep_what_fits(self, window: Window, tokens: Tensor, lengths: Tensor, kept: Tensor) -> None:
+        """Forgets the columns whose tokens turned out to be others than those that were fed."""
+        ids, columns = self._new_columns(tokens, lengths, kept)
+        width = min(window.tokens.shape[1], ids.shape[1])
+        fits = (window.tokens[:, :width] == ids[:, :width]) | (columns >= lengths[:, None])[:, :width]
+        common = int(fits.all(0).long().cumprod(0).sum())
+        if common < window.tokens.shape[1]:
+            window.cut(common)
+
+    def _call_with_view(self, **inputs: Any) -> Any:
+        if CACHE_KEY in inputs:
+            inputs[CACHE_KEY] = self.gate.view(inputs[CACHE_KEY])
+        return self._ungated_call(**inputs)
