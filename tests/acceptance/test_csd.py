@@ -210,6 +210,13 @@ def test_a_full_memory_drops_the_rarest_and_oldest_pairs():
     assert memory.count(50, 51) == 1
 
 
+def test_of_equally_frequent_pairs_the_one_not_met_for_longest_is_dropped():
+    memory = CorrectionMemory(max_entries=5)
+    memory.add([(i, 0) for i in (0, 1, 2, 3, 4, 1, 2, 3, 4, 0)])
+    memory.add([(9, 0), (9, 0)])
+    assert [memory.count(i, 0) for i in (0, 1, 2, 3, 4, 9)] == [2, 0, 2, 2, 2, 2]
+
+
 def test_merging_adds_counts_in_any_order():
     first, second, third = memory_of((1, 2), times=2), memory_of((1, 2), (3, 4), times=1), memory_of((3, 4), times=5)
     left, right = first.copy(), third.copy()
