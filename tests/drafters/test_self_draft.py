@@ -78,6 +78,23 @@ def test_each_token_passes_each_layer_once(model, right):
     assert [sum(tokens for layer, tokens in calls if layer == index) for index in range(LAYERS)] == [fed] * LAYERS
 
 
+@pytest.mark.parametrize("batching", ["ragged", "lockstep"])
+def test_batches_pass_each_layer_once_too(model, batching):
+    """Rows that have stopped included: a column of the batch is run anew for nobody."""
+    endless = decode(model, 3, None).sequences
+    eos = int(endless[0, PROMPT + 4])
+    config = SelfDraftConfig(
+        exit_layers=EXITS, confidence_threshold=0.0, length=4, on_drafter_error="raise", batching=batching
+    )
+    rounds = []
+    with Director(endless, sometimes, wanders).directing(), layer_calls(model) as calls:
+        out = decode(model, 3, config, eos_token_id=eos, return_dict_in_generate=False, round_callback=rounds.append)
+    assert torch.equal(out, decode(model, 3, None, eos_token_id=eos).sequences)
+    assert not all(bool(each.unfinished.all()) for each in rounds[:-1]), "a row stopped before the others"
+    fed = PROMPT + sum(1 + int(each.num_drafted.max()) for each in rounds if not each.is_prefill)
+    assert [sum(tokens for layer, tokens in calls if layer == index) for index in range(LAYERS)] == [fed] * LAYERS
+
+
 def test_a_hard_token_costs_nothing_extra(model):
     """Where no token ever leaves, the layers run exactly as often and as wide as in plain decoding."""
     with layer_calls(model) as plain_calls:
