@@ -79,12 +79,6 @@ class LayeredLM(PrefixLM):
         self.gate.close()
         return outputs
 
-    def abandon(self, lengths: Tensor) -> None:
-        """As [`PrefixLM.abandon`], also in the middle of a round."""
-        if self.gate.window is not None:
-            self._give_up(self.gate.window)
-        super().abandon(lengths)
-
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Rounds that nobody completes. The gate stands only meanwhile, and what came of the round is forgotten."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hf_specdec._compat import undecorated_model
-from hf_specdec.configs import BaseConfig, load_config
+from hf_specdec.configs import BaseConfig, SelfDraftConfig, load_config
 from hf_specdec.errors import InvalidConfigError
 from hf_specdec.loading import load_model
 from hf_specdec.losslessness.report import Comparison, Kind, LosslessReport
@@ -54,7 +54,8 @@ def verify_lossless(
         model (`PreTrainedModel`): The target.
         prompts (sequence of `str`, token ids or 1-D tensors): What to continue; strings need `tokenizer`.
         config ([`BaseConfig`] or `str`): The method to check. A failing drafter raises here, whatever the config says.
-        assistant_model (`PreTrainedModel`, path, Hub id or factory, *optional*): What drafts; prompt lookup without one.
+        assistant_model (`PreTrainedModel`, path, Hub id or factory, *optional*): What drafts; prompt lookup without one, or
+            the model itself with a [`SelfDraftConfig`].
         tokenizer (`PreTrainedTokenizerBase`, *optional*): The target's tokenizer.
         max_new_tokens (`int`): Longest continuation.
         batch_size (`int`): Prompts decoded together, padded on the left. The reference is plain batched decoding.
@@ -70,7 +71,7 @@ def verify_lossless(
     """
     _check_options(generate_kwargs, batch_size)
     config = load_config(config)
-    if assistant_model is None:
+    if assistant_model is None and not isinstance(config, SelfDraftConfig):
         config.drafting_for(has_assistant=False, deterministic=True)  # raises where nothing could draft
         config = replace(config, drafting="ngram")
     config = replace(config, on_drafter_error="raise")

@@ -7,6 +7,7 @@ import torch
 from accelerate.hooks import AlignDevicesHook, add_hook_to_module
 from transformers import DynamicCache
 
+import hf_specdec
 from hf_specdec import (
     ConstantLength,
     EASDConfig,
@@ -17,6 +18,7 @@ from hf_specdec import (
     InvalidConfigError,
     SelfDraftConfig,
     UnsupportedModelError,
+    verify_lossless,
 )
 from hf_specdec._compat import CACHE_KEY
 from hf_specdec.drafters import ExitPolicy, SelfDrafter
@@ -73,6 +75,23 @@ def test_each_token_passes_each_layer_once(model, right):
     assert torch.equal(out, reference)
     stats = collected[0]
     fed = PROMPT + stats.num_rounds + stats.num_draft_tokens  # a round feeds its newest token and its drafts
+    assert [sum(tokens for layer, tokens in calls if layer == index) for index in range(LAYERS)] == [fed] * LAYERS
+
+
+@pytest.mark.parametrize("batching", ["ragged", "lockstep"])
+def test_batches_pass_each_layer_once_too(model, batching):
+    """Rows that have stopped included: a column of the batch is run anew for nobody."""
+    endless = decode(model, 3, None).sequences
+    eos = int(endless[0, PROMPT + 4])
+    config = SelfDraftConfig(
+        exit_layers=EXITS, confidence_threshold=0.0, length=4, on_drafter_error="raise", batching=batching
+    )
+    rounds = []
+    with Director(endless, sometimes, wanders).directing(), layer_calls(model) as calls:
+        out = decode(model, 3, config, eos_token_id=eos, return_dict_in_generate=False, round_callback=rounds.append)
+    assert torch.equal(out, decode(model, 3, None, eos_token_id=eos).sequences)
+    assert not all(bool(each.unfinished.all()) for each in rounds[:-1]), "a row stopped before the others"
+    fed = PROMPT + sum(1 + int(each.num_drafted.max()) for each in rounds if not each.is_prefill)
     assert [sum(tokens for layer, tokens in calls if layer == index) for index in range(LAYERS)] == [fed] * LAYERS
 
 
@@ -276,6 +295,20 @@ def test_untrained_heads_are_raw_and_can_be_saved(model, kind, tmp_path):
         assert torch.equal(out.sequences, raw.sequences)
         assert out.speculative_stats.events == raw.speculative_stats.events
         assert out.speculative_stats.events["exit_depths"] != 0
+
+
+@pytest.mark.parametrize("batch_size", [1, 2])
+def test_verify_lossless_checks_it(model, batch_size):
+    config = SelfDraftConfig(exit_layers=EXITS, confidence_threshold=0.0, length=3)
+    report = verify_lossless(model, [[5, 6, 7], [9, 8, 7, 6]], config, max_new_tokens=8, batch_size=batch_size)
+    assert report.equal
+    assert all(comparison.num_draft_tokens > 0 for comparison in report.comparisons)
+
+
+def test_custom_generate_needs_no_drafter(model):
+    out = decode(model, custom_generate=hf_specdec.generate, batch_size=2)
+    assert torch.equal(out.sequences, decode(model, 2, None).sequences)
+    assert out.speculative_stats.num_draft_tokens > 0
 
 
 @pytest.mark.parametrize("prompt", [[5, 6, 7, 8, 5, 6, 7], [10]], ids=["words", "one token"])

@@ -110,5 +110,8 @@ def test_without_the_view_the_text_would_be_wrong(name, attention, monkeypatch):
     reference = plain(name, attention, RAGGED_PROMPTS)
     monkeypatch.setattr(hf_specdec.layer_gate, "CacheView", lambda cache, columns: cache)
     director = Director(reference.sequences, RIGHT["sometimes"], wanders)
-    out = self_draft(name, attention, RAGGED_PROMPTS, director)
+    try:
+        out = self_draft(name, attention, RAGGED_PROMPTS, director)
+    except RuntimeError:  # a mask as wide as the layer that was asked
+        return
     assert not torch.equal(out.sequences, reference.sequences)
