@@ -1,0 +1,218 @@
+"""What a drafter is told, and what it proposes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from hf_specdec.errors import DrafterError
+
+
+__all__ = ["Budget", "Context", "Draft", "Drafter", "Forecast", "Plan"]
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a drafter may know: every committed token of every row.
+
+    Args:
+        tokens (`torch.LongTensor` of shape `(batch, columns)`): Committed tokens, on the CPU; row `b` ends at
+            `lengths[b]`, what follows is filler. Prompts are padded on the left, as in plain batched `generate`.
+        lengths (`torch.LongTensor` of shape `(batch,)`): Number of committed columns of each row, padding included.
+        prompt_mask (`torch.LongTensor` of shape `(batch, prompt_columns)`, *optional*): 0 where the prompt is padding.
+        unfinished (`torch.BoolTensor` of shape `(batch,)`): Rows that still generate.
+    """
+
+    tokens: Tensor
+    lengths: Tensor
+    prompt_mask: Tensor | None
+    unfinished: Tensor
+
+    @property
+    def batch_size(self) -> int:
+        return self.tokens.shape[0]
+
+    @classmethod
+    def of(cls, input_ids: Tensor, prompt_mask: Tensor | None = None) -> Context:
+        """The context in which every row has exactly the tokens `input_ids`."""
+        rows, columns = input_ids.shape
+        everything = torch.ones(rows, dtype=torch.bool)
+        return cls(input_ids.cpu(), torch.full((rows,), columns), prompt_mask, everything)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How far a drafter may go.
+
+    Args:
+        max_tokens (`torch.LongTensor` of shape `(batch,)`): Most tokens each row may draft now; 0 for none.
+        min_confidence (`float`): A row stops *before* a position whose largest draft probability is below this. The
+            decision looks at the law and never at the token drawn from it, which keeps sampling exact.
+        min_survival (`float`): Drafting stops *after* a position at which the product of a row's largest draft
+            probabilities so far, as the mean over the unfinished rows (0 for those that draft no more), is below this.
+        ceiling (`torch.LongTensor` of shape `(batch,)`, *optional*): Most tokens for a drafter that asks the `forecast`;
+            `max_tokens` is the advice for the others.
+        forecast ([`Forecast`], *optional*): Helps drafters that have a choice of drafts.
+    """
+
+    max_tokens: Tensor
+    min_confidence: float = 0.0
+    min_survival: float = 0.0
+    ceiling: Tensor | None = None
+    forecast: Forecast | None = None
+
+    @property
+    def width(self) -> int:
+        return int(self.max_tokens.max()) if self.max_tokens.numel() else 0
+
+    @property
+    def limit(self) -> Tensor:
+        """`(batch,)`, tokens that no draft may exceed."""
+        return self.max_tokens if self.ceiling is None else self.ceiling
+
+    def capped(self, most: Tensor) -> Budget:
+        """The same with at most `most` (`(batch,)`) tokens per row."""
+        ceiling = None if self.ceiling is None else torch.minimum(self.ceiling, most)
+        return replace(self, max_tokens=torch.minimum(self.max_tokens, most), ceiling=ceiling)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What each row drafts: the first tokens of its n-gram match, or tokens of the model.
+
+    Args:
+        from_match (`Sequence[int]`): Tokens of the match that each row takes.
+        from_model (`Sequence[int]`): Most tokens that the model drafts for each row; 0 where the match is taken.
+    """
+
+    from_match: Sequence[int]
+    from_model: Sequence[int]
+
+
+class Forecast(Protocol):
+    """What a length controller expects of the drafts that a drafter could make."""
+
+    def plan(self, offers: Sequence[tuple[str, int] | None], *, with_model: bool) -> Plan:
+        """The best drafts for rows that are each offered a match, `(kind, tokens)`, or None, and perhaps a model."""
+        ...
+
+    def extension(self, kind: str, offered: int, drafted: int) -> int:
+        """How many of the `offered` tokens of a match should follow `drafted` tokens of the model."""
+        ...
+
+
+@dataclass(frozen=True)
+class Draft:
+    """Proposed tokens and the laws they were drawn from.
+
+    Args:
+        tokens (`torch.LongTensor` of shape `(batch, width)`): Drafted tokens, on the CPU; row `b` uses the first
+            `lengths[b]`.
+        lengths (`torch.LongTensor` of shape `(batch,)`): Number of tokens each row drafted.
+        q (`torch.FloatTensor` of shape `(batch, width, vocab)`, *optional*): The law each token was really drawn from.
+            None says that every token is a point mass (greedy or n-gram drafts).
+        logits (`torch.FloatTensor` of shape `(batch, width, vocab)`, *optional*): The drafter's logits before any
+            processor, for rules that measure its uncertainty.
+        parents (`torch.LongTensor` of shape `(batch, width)`, *optional*): Parent of each node when the draft is a tree;
+            None for a chain.
+        source (`str`): What drafted, for the statistics.
+        stretches (`Sequence[Sequence[tuple[str, int]]]`, *optional*): For each row, what kind of draft its tokens are,
+            `(kind, tokens)` from left to right. None says that all are of the kind `source`.
+        prefill_seconds (`float`): Time spent on the prompt, the first time a drafter sees it.
+        num_attempted (`torch.LongTensor` of shape `(batch,)`, *optional*): Positions at which the drafter looked for a
+            token, the one included at which it found none worth proposing; `lengths` where it is None.
+        exit_depths (`torch.LongTensor` of shape `(batch, width)`, *optional*): Layers after which each token was drafted.
+        shared_seconds (`float`): Time spent on layers that verification goes on from, without a draft having come of it.
+    """
+
+    tokens: Tensor
+    lengths: Tensor
+    q: Tensor | None = None
+    logits: Tensor | None = None
+    parents: Tensor | None = None
+    source: str = "none"
+    stretches: Sequence[Sequence[tuple[str, int]]] | None = None
+    prefill_seconds: float = 0.0
+    num_attempted: Tensor | None = None
+    exit_depths: Tensor | None = None
+    shared_seconds: float = 0.0
+
+    @property
+    def width(self) -> int:
+        return self.tokens.shape[1]
+
+    @property
+    def kinds(self) -> Sequence[Sequence[tuple[str, int]]]:
+        """The stretches of every row, written out."""
+        if self.stretches is not None:
+            return self.stretches
+        return [[(self.source, length)] if length else [] for length in self.lengths.tolist()]
+
+    @property
+    def valid(self) -> Tensor:
+        """`(batch, width)`, True where a row really drafted."""
+        return torch.arange(self.width) < self.lengths[:, None]
+
+    def first(self, most: Tensor) -> Draft:
+        """The first `most[b]` tokens of each row."""
+        if bool((self.lengths <= most).all()):
+            return self
+        lengths = torch.minimum(self.lengths, most)
+        width = int(lengths.max())
+        return replace(
+            self,
+            tokens=self.tokens[:, :width],
+            lengths=lengths,
+            q=None if self.q is None else self.q[:, :width],
+            logits=None if self.logits is None else self.logits[:, :width],
+            stretches=[_cut(row, int(length)) for row, length in zip(self.kinds, lengths, strict=True)],
+        )
+
+    @classmethod
+    def empty(cls, batch_size: int) -> Draft:
+        return cls(torch.zeros(batch_size, 0, dtype=torch.long), torch.zeros(batch_size, dtype=torch.long))
+
+    def check(self, context: Context, budget: Budget, vocab_size: int) -> Draft:
+        """Returns the draft itself, or raises a `DrafterError` that says what is malformed in it."""
+        rows = context.batch_size
+        if self.tokens.ndim != 2 or self.tokens.shape[0] != rows or self.lengths.shape != (rows,):
+            raise DrafterError(
+                f"a draft must have tokens [{rows}, width] and lengths [{rows}], got {tuple(self.tokens.shape)} and "
+                f"{tuple(self.lengths.shape)}"
+            )
+        if bool((self.lengths > budget.limit).any()) or bool((self.lengths > self.width).any()):
+            raise DrafterError(
+                f"a draft is longer than its budget: {self.lengths.tolist()} tokens in {self.width} columns, "
+                f"allowed {budget.limit.tolist()}"
+            )
+        drafted = self.tokens[self.valid]
+        if drafted.numel() and (int(drafted.min()) < 0 or int(drafted.max()) >= vocab_size):
+            raise DrafterError(f"drafted token ids must lie in [0, {vocab_size}), got {drafted.tolist()}")
+        if self.q is not None:
+            drawn = self.q.gather(-1, self.tokens.to(self.q.device)[..., None])[..., 0][self.valid.to(self.q.device)]
+            if not bool(((drawn > 0) & drawn.isfinite()).all()):
+                raise DrafterError("a drafted token has no probability, or NaN, under the law it was drawn from")
+        if self.logits is not None and bool(self.logits[self.valid.to(self.logits.device)].isnan().any()):
+            raise DrafterError("the drafter's logits contain NaN")
+        return self
+
+
+def _cut(stretches: Sequence[tuple[str, int]], length: int) -> list[tuple[str, int]]:
+    kept = []
+    for kind, number in stretches:
+        if length > 0:
+            kept.append((kind, min(number, length)))
+        length -= number
+    return kept
+
+
+class Drafter(Protocol):
+    """Proposes tokens."""
+
+    def propose(self, context: Context, budget: Budget) -> Draft:
+        """Drafts at most `budget.max_tokens[b]` tokens after row `b` of the context."""
+        ...
