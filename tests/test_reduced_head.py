@@ -224,6 +224,7 @@ def test_greedy_texts_are_plain(batch_size, drafting, vocab_size):
         values[:rows] = weights[name][:rows]
     before = state_of(assistant), state_of(target)
     config = ExactConfig(
+        length=4,
         drafting=drafting,
         draft_vocabulary=DraftVocabulary(tuple(token for token in range(56) if token % 4), 64),
         on_drafter_error="raise",
@@ -284,7 +285,7 @@ def test_threads_draft_with_their_own_vocabularies():
 
     def run(number):
         kept = tuple(range(number, 64, 4))
-        config = ExactConfig(draft_vocabulary=DraftVocabulary(kept, 64), on_drafter_error="raise")
+        config = ExactConfig(length=4, draft_vocabulary=DraftVocabulary(kept, 64), on_drafter_error="raise")
         texts[number] = target.generate(
             **inputs, assistant_model=assistant, speculative_config=config, do_sample=False, max_new_tokens=24
         )
@@ -333,7 +334,9 @@ def test_a_draft_model_given_by_its_path(tmp_path):
     copy.deepcopy(target).save_pretrained(tmp_path / "draft")
     out = target.generate(
         **inputs, assistant_model=str(tmp_path / "draft"), do_sample=False, max_new_tokens=16, return_dict_in_generate=True,
-        speculative_config=ExactConfig(draft_vocabulary=DraftVocabulary(tuple(range(64)), 64), on_drafter_error="raise"),
+        speculative_config=ExactConfig(
+            drafting="model", length=4, draft_vocabulary=DraftVocabulary(tuple(range(64)), 64), on_drafter_error="raise"
+        ),
     )  # fmt: skip
     assert torch.equal(out.sequences, target.generate(**inputs, do_sample=False, max_new_tokens=16))
     assert out.speculative_stats.acceptance_rate == 1.0

@@ -163,6 +163,8 @@ class Draft:
             return self
         lengths = torch.minimum(self.lengths, most)
         width = int(lengths.max())
+        if width == 0:
+            return Draft.empty(len(lengths))
         return replace(
             self,
             tokens=self.tokens[:, :width],

@@ -313,6 +313,9 @@ class Fixed(DrafterBase):
     def propose(self, context, budget):
         return self.draft
 
+    def match(self, context, max_tokens):
+        return self.draft
+
 
 @pytest.mark.parametrize("threshold", [2.0, 0.0, -1.0])
 def test_it_never_fires_on_an_ngram_draft(threshold):

@@ -58,7 +58,7 @@ def test_round_counts_match_the_tokens(pair, data, tmp_path, run_json):
 
 
 def test_a_killed_run_resumes_to_the_same_texts_and_counts(pair, data, tmp_path, run_json):
-    arms = ["--arms", "plain,model-3,ngram"]
+    arms = ["--arms", "plain,model-3,ngram-3"]
     run_json(*options_for(pair, data, tmp_path / "whole", *arms))
     out = tmp_path / "killed"
     command = [sys.executable, "-m", "hf_specdec.cli", *map(str, options_for(pair, data, out, *arms))]

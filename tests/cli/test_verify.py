@@ -60,7 +60,7 @@ def test_prompts_from_a_file(run_json, pair, tmp_path):
     ("options", "message"),
     [
         (["--config", "nonsense/at all"], "cannot read the config nonsense/at all"),
-        (["--config", "esad"], "presets: easd, exact"),
+        (["--config", "esad"], "presets: cospec, csd, easd, exact"),
         (["--config", "easd", "--drafting", "ngram"], "n-gram draft"),
     ],
 )

@@ -97,7 +97,12 @@ def test_scikit_learn_makes_no_difference(sampled, monkeypatch):
                 import sklearn  # noqa: F401
         torch.manual_seed(0)
         output = speculative(
-            "sometimes", prompts(3), SpeculativeConfig(), do_sample=sampled, top_k=8, return_dict_in_generate=True
+            "sometimes",
+            prompts(3),
+            SpeculativeConfig(length=5),
+            do_sample=sampled,
+            top_k=8,
+            return_dict_in_generate=True,
         )
         runs.append((tokens(output), [row.to_dict() for row in output.speculative_stats.rows]))
     assert runs[0] == runs[1]
