@@ -4,8 +4,8 @@ Everything here is *ours*, built on the cost model of Leviathan et al. (arXiv 22
 seconds of one draft step of source `s` (0 for n-grams), `P(w)` those of a target pass over `w` tokens, and `r` the seconds per
 token that plain decoding took in the same run:
 
-* The *replay* of an arm sums `g * d_s + P(g + 1)` over its rounds, `g` tokens drafted in each. `predicted_speedup` is
-  `r * tokens / replay`.
+* The *replay* of an arm sums `g * d_s + P(g + 1)` over its rounds, `g` tokens drafted in each; where a match extends a model's
+  draft, only the model's tokens cost steps. `predicted_speedup` is `r * tokens / replay`.
 * A *constant length* `g` in hindsight: `r * (w_0 + sum_s w_s E_s(g)) / (w_0 P(1) + sum_s w_s (g d_s + P(g + 1)))`. `w_s` is the
   share of rounds that `s` drafted for, `w_0` that of rounds without a draft, and `E_s(g) = 1 + a_1 + a_1 a_2 + ...` up to `g`
   factors (equation 1 there, with an acceptance for each position). `a_i` is the share of the drafts of `s` judged at position
@@ -13,8 +13,9 @@ token that plain decoding took in the same run:
 * The *ceiling* is the fastest way through the same text for one who knows beforehand how much of each recorded draft is
   right: `f(T) = 0`, `f(t) = min(P(1) + f(t + 1), min over s, g <= m_s(t) of g d_s + P(g + 1) + f(t + g + 1))`. `m_s(t)` is the
   longest right draft of `s` that a recorded round shows after `t` tokens (one that is right for `m` tokens is right for
-  `m - 1` a token later). `ceiling_speedup` is `r * T / f(0)`. It knows the rounds of all arms that wrote the same text, of the
-  sources that the arm itself uses, so for a hybrid it is the best mix of n-gram and model drafts.
+  `m - 1` a token later), and a model's draft may go on as an n-gram's. `ceiling_speedup` is `r * T / f(0)`. It knows the
+  rounds of all arms that wrote the same text, of the sources that the arm itself uses, so for a hybrid it is the best mix of
+  n-gram and model drafts.
 """
 
 from __future__ import annotations
@@ -38,13 +39,15 @@ def step_seconds(source: str, costs: Costs) -> float:
 
 def replay_seconds(rows: Iterable[Row], costs: Costs) -> float:
     """Isolated seconds of all rounds of some rows."""
-    rounds = [each for row in rows for each in row.rounds]
-    return sum(drafted * step_seconds(source, costs) + costs.pass_seconds(drafted + 1) for drafted, _, source in rounds)
+    total = 0.0
+    for drafted, _, _, parts in (each for row in rows for each in row.rounds):
+        total += sum(length * step_seconds(source, costs) for source, length in parts) + costs.pass_seconds(drafted + 1)
+    return total
 
 
 def sources_of(rows: Iterable[Row]) -> set[str]:
     """What drafted in some rows."""
-    return {source for row in rows for drafted, _, source in row.rounds if drafted}
+    return {source for row in rows for *_, parts in row.rounds for source, _ in parts}
 
 
 @dataclass
@@ -85,8 +88,9 @@ def best_constant(rows: list[Row], costs: Costs, plain_seconds: float) -> dict[s
     judged: defaultdict[str, _Judged] = defaultdict(_Judged)
     undrafted = 0
     for row in rows:
-        for number, (drafted, emitted, source) in enumerate(row.rounds, start=1):
-            if drafted:
+        for number, (_, emitted, _, parts) in enumerate(row.rounds, start=1):
+            if parts:  # what a match adds to a model's draft is not counted
+                source, drafted = parts[0]
                 judged[source].add(drafted, emitted, number == len(row.rounds))
             else:
                 undrafted += 1
@@ -117,30 +121,34 @@ def ceiling_seconds(row: Row, known: Iterable[Row], sources: set[str], costs: Co
     for each in known:
         if (each.prompt, each.tokens) == (row.prompt, row.tokens):
             _learn(reach, each, length)
-    passes = _cheapest_passes(costs, 1 + max((max(right) for right in reach.values()), default=0))
+    passes = _cheapest_passes(costs, 1 + sum(max(right) for right in reach.values()))
     fastest = [0.0] * (length + 1)
+    free = reach.get("ngram", [0] * (length + 1))
     for place in range(length - 1, -1, -1):
         choices = [passes[1] + fastest[place + 1]]
         for source, right in reach.items():
             step = step_seconds(source, costs)
             for drafted in range(1, right[place] + 1):
-                rest = fastest[min(place + drafted + 1, length)]
-                choices.append(drafted * step + passes[drafted + 1] + rest)
+                for more in range(free[min(place + drafted, length)] + 1 if source != "ngram" else 1):
+                    rest = fastest[min(place + drafted + more + 1, length)]
+                    choices.append(drafted * step + passes[drafted + more + 1] + rest)
         fastest[place] = min(choices)
     return fastest[0]
 
 
 def _num_tokens(row: Row) -> int:
-    return sum(emitted for _, emitted, _ in row.rounds)
+    return sum(emitted for _, emitted, *_ in row.rounds)
 
 
 def _learn(reach: dict[str, list[int]], row: Row, length: int) -> None:
     place = 0
-    for drafted, emitted, source in row.rounds:
-        right = min(drafted, emitted - 1)
-        if source in reach:
-            for ahead in range(min(right, length - place)):
-                reach[source][place + ahead] = max(reach[source][place + ahead], right - ahead)
+    for _, emitted, _, parts in row.rounds:
+        accepted, first = emitted - 1, place
+        for source, drafted in parts:
+            right = min(drafted, accepted)
+            for ahead in range(min(right, length - first) if source in reach else 0):
+                reach[source][first + ahead] = max(reach[source][first + ahead], right - ahead)
+            accepted, first = accepted - right, first + right
         place += emitted
 
 

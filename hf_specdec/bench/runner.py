@@ -36,7 +36,8 @@ class Row:
         decode_seconds (`float`): Time of the decode phase; the prompts' forward passes are not in it.
         decode_rounds (`int`): Target passes of the decode phase.
         total_seconds (`float`): Time of the whole `generate` call.
-        rounds (`list[list]`): `[drafted, emitted, source]` of every round, for arms of this package.
+        rounds (`list[list]`): `[drafted, emitted, source, parts]` of every round, for arms of this package; `parts` lists
+            `[source, tokens]` from left to right, with `ngram` for matches of any size.
         stats (`dict`): The run's statistics, for arms of this package.
     """
 
@@ -148,7 +149,7 @@ class Benchmark:
             assistant_model=self.assistant if arm.needs_draft else None,
             stats_callback=collected.append,
             round_callback=lambda round_: rounds.append(
-                [int(round_.num_drafted[0]), len(round_.emitted[0]), round_.source]
+                [int(round_.num_drafted[0]), len(round_.emitted[0]), round_.source, _parts(round_.stretches)]
             ),
         )
         tokens, stats = sequences[0, input_ids.shape[1] :].tolist(), collected[0]
@@ -225,3 +226,8 @@ class Benchmark:
         if self.checkpoint is not None:
             with self.checkpoint.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(asdict(row)) + "\n")
+
+
+def _parts(stretches: Any) -> list[list[Any]]:
+    row = stretches[0] if stretches else []
+    return [["ngram" if kind.startswith("ngram") else kind, length] for kind, length in row]

@@ -54,7 +54,7 @@ def _seconds_per_token(plain: dict[int, Row]) -> float:
 
 
 def _num_emitted(rows: list[Row]) -> int:
-    return sum(emitted for row in rows for _, emitted, _ in row.rounds)
+    return sum(emitted for row in rows for _, emitted, *_ in row.rounds)
 
 
 def _speeds(rows: list[Row], plain: dict[int, Row], sampled: bool) -> dict[str, Any]:

@@ -21,7 +21,10 @@ COSTS = Costs({1: 1.0, 2: 1.1, 3: 1.2, 4: 1.4}, draft_step=0.25, prefix_length=8
 def row(arm, tokens, seconds, rounds=(), **stats):
     known = {"num_verified_tokens": 4, "num_accepted_tokens": 3, "accepted_at_position": [2, 1], "lossless": True}
     stats = {**known, "events": {}, **stats} if rounds else {}
-    return Row(arm, 0, tokens, "", len(tokens), seconds, seconds, list(rounds), stats, len(rounds) or len(tokens))
+    recorded = [
+        [drafted, emitted, source, [[source, drafted]] if drafted else []] for drafted, emitted, source in rounds
+    ]
+    return Row(arm, 0, tokens, "", len(tokens), seconds, seconds, recorded, stats, len(rounds) or len(tokens))
 
 
 def test_costs_in_plain_steps():

@@ -16,19 +16,26 @@ COSTS = Costs({1: 1.0, 2: 1.1, 3: 1.2, 4: 1.4}, draft_step=0.25, prefix_length=8
 
 
 def row(*rounds, tokens=None, arm="model", prompt=0, accepted=(1,)):
-    count = sum(emitted for _, emitted, _ in rounds)
+    count = sum(emitted for _, emitted, *_ in rounds)
+    recorded = [
+        [drafted, emitted, source, *(rest or [[[source, drafted]] if drafted else []])]
+        for drafted, emitted, source, *rest in rounds
+    ]
     tokens = list(range(count + 1)) if tokens is None else tokens
     stats = {
         "num_verified_tokens": 1, "num_accepted_tokens": 1, "accepted_at_position": list(accepted), "lossless": True,
         "events": {},
     }  # fmt: skip
-    return Row(arm, prompt, tokens, "", count, count * 0.8, count, [list(each) for each in rounds], stats, len(rounds))
+    return Row(arm, prompt, tokens, "", count, count * 0.8, count, recorded, stats, len(rounds))
 
 
 def test_a_replay_sums_isolated_costs():
     recorded = row((3, 2, "model"), (2, 3, "ngram"), (0, 1, "none"))
     assert replay_seconds([recorded], COSTS) == pytest.approx(3 * 0.25 + 1.4 + 1.2 + 1.0)
     assert sources_of([recorded]) == {"model", "ngram"}
+    extended = row((3, 4, "hybrid", [["model", 1], ["ngram", 2]]))
+    assert replay_seconds([extended], COSTS) == pytest.approx(0.25 + 1.4)
+    assert sources_of([extended]) == {"model", "ngram"}
 
 
 def test_constant_lengths_by_hand():
@@ -76,6 +83,13 @@ def every_schedule(length, reach, costs):
                 for count in {drafted, drafted + (end == length)} - {0}:
                     if right[start] >= count:
                         ways.append(count * step + costs.pass_seconds(count + 1))
+                    # A match may go on where the model stops.
+                    more = reach.get("ngram", [0] * 9)
+                    ways += [
+                        own * step + costs.pass_seconds(count + 1)
+                        for own in range(1, count)
+                        if source == "model" and right[start] >= own and more[start + own] >= count - own
+                    ]
             seconds += min(ways, default=float("inf"))
             start = end
         fastest = min(fastest, seconds)
@@ -99,7 +113,7 @@ def test_the_ceiling_is_the_best_of_all_schedules(seed):
     reach = {}
     for each, source in zip(rows, ("model", "ngram"), strict=True):
         reach[source], place = [0] * 9, 0
-        for drafted, emitted, _ in each.rounds:
+        for drafted, emitted, *_ in each.rounds:
             right = min(drafted, emitted - 1)
             for ahead in range(right):
                 reach[source][place + ahead] = right - ahead
@@ -109,6 +123,14 @@ def test_the_ceiling_is_the_best_of_all_schedules(seed):
     alone = ceiling_seconds(rows[0], rows, {"model"}, COSTS)
     assert alone == pytest.approx(every_schedule(8, {"model": reach["model"]}, COSTS))
     assert both <= alone <= replay_seconds(rows[:1], COSTS)
+
+
+def test_the_parts_of_an_extended_draft_teach_apart():
+    extended = row((3, 4, "hybrid", [["model", 1], ["ngram", 2]]), (0, 1, "none"))
+    assert ceiling_seconds(extended, [extended], {"model", "ngram"}, COSTS) == pytest.approx(0.25 + 1.4 + 1.0)
+    assert ceiling_seconds(extended, [extended], {"model"}, COSTS) == pytest.approx(0.25 + 1.1 + 3.0)
+    half = row((3, 2, "hybrid", [["model", 2], ["ngram", 1]]), (0, 1, "none"))
+    assert ceiling_seconds(half, [half], {"model", "ngram"}, COSTS) == pytest.approx(0.25 + 1.1 + 1.0)
 
 
 def test_rounds_of_other_texts_and_prompts_teach_nothing():

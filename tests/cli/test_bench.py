@@ -54,7 +54,7 @@ def test_round_counts_match_the_tokens(pair, data, tmp_path, run_json):
     ours = [row for row in rows if row["arm"] == "model-3"]
     assert len(rows) == 4
     for row in ours:
-        assert sum(emitted for _, emitted, _ in row["rounds"]) == len(row["tokens"]) - 1 == row["decode_tokens"]
+        assert sum(emitted for _, emitted, *_ in row["rounds"]) == len(row["tokens"]) - 1 == row["decode_tokens"]
 
 
 def test_a_killed_run_resumes_to_the_same_texts_and_counts(pair, data, tmp_path, run_json):
