@@ -92,7 +92,7 @@ def bench(
     with quiet():
         costs = measure_costs(models.target, models.assistant)
         for path in data:
-            name = path.stem.lower()
+            name = _name_of(path)
             checkpoint = out.with_name(f"{out.name}.{name}.rows.jsonl")
             _check_resumable(checkpoint, settings, resume)
             texts = read_texts(path, field or _guess_field(path), limit)
@@ -130,6 +130,12 @@ def _run(benchmark: Any, show: Any) -> list[Row]:
 
     show(done[0], total)
     return benchmark.run(progress)
+
+
+def _name_of(path: Path) -> str:
+    """The data set's name: that of the file, or of its folder where the file is named after its split."""
+    named_after_split = path.stem.lower() in ("train", "test", "validation", "dev") and path.absolute().parent.name
+    return (path.absolute().parent.name if named_after_split else path.stem).lower()
 
 
 def _check_resumable(checkpoint: Path, settings: dict[str, Any], resume: bool) -> None:
