@@ -1,7 +1,7 @@
 """Speculative decoding for Hugging Face transformers: `model.generate(..., speculative_config=...)`."""
 
 from hf_specdec.acceptance import ACCEPTANCE
-from hf_specdec.configs import BaseConfig, EASDConfig, ExactConfig, SpeculativeConfig
+from hf_specdec.configs import BaseConfig, EASDConfig, ExactConfig, RCSDConfig, SpeculativeConfig
 from hf_specdec.drafters import DrafterBase, DraftSettings, ScriptedDrafter
 from hf_specdec.easd_processor import EASDLogitsProcessor
 from hf_specdec.errors import (
@@ -17,6 +17,7 @@ from hf_specdec.lengths import AdditiveLength, ConfidenceLength, ConstantLength,
 from hf_specdec.linear import pack_linears
 from hf_specdec.loading import load_model
 from hf_specdec.losslessness import LosslessReport, verify_lossless
+from hf_specdec.networks import AutoDrafter, DraftNetwork, Eagle3Config, Eagle3Drafter, EagleConfig, EagleDrafter
 from hf_specdec.outputs import SpeculativeDecoderOnlyOutput
 from hf_specdec.stats import SpeculativeStats
 
@@ -26,20 +27,27 @@ __version__ = "0.1.0"
 __all__ = [
     "ACCEPTANCE",
     "AdditiveLength",
+    "AutoDrafter",
     "BaseConfig",
     "ConfidenceLength",
     "ConstantLength",
     "CostTable",
+    "DraftNetwork",
     "DraftSettings",
     "DrafterBase",
     "DrafterError",
     "EASDConfig",
     "EASDLogitsProcessor",
+    "Eagle3Config",
+    "Eagle3Drafter",
+    "EagleConfig",
+    "EagleDrafter",
     "ExactConfig",
     "GoodputLength",
     "IncompatibleDraftError",
     "InvalidConfigError",
     "LosslessReport",
+    "RCSDConfig",
     "ScriptedDrafter",
     "SpeculativeConfig",
     "SpeculativeDecoderOnlyOutput",

@@ -14,7 +14,7 @@ from hf_specdec._compat import OWN_GENERATE_CLASSES, undecorated_model
 from hf_specdec.errors import IncompatibleDraftError, UnsupportedModelError
 
 
-__all__ = ["check_model", "check_tokenizers", "fit_vocabulary"]
+__all__ = ["check_model", "check_tokenizers", "fit_vocabulary", "saved_tokenizer"]
 
 logger = logging.getLogger(__name__)
 
@@ -69,8 +69,8 @@ def check_tokenizers(
     if tokenizer is None and draft_tokenizer is None:
         same = _saved_tokenizers_agree(*names) if all(names) else None
     else:
-        first = tokenizer if tokenizer is not None else _saved_tokenizer(names[0])
-        second = draft_tokenizer if draft_tokenizer is not None else _saved_tokenizer(names[1])
+        first = tokenizer if tokenizer is not None else saved_tokenizer(names[0])
+        second = draft_tokenizer if draft_tokenizer is not None else saved_tokenizer(names[1])
         same = None if first is None or second is None else _agree(first, second)
     if same is False:
         raise IncompatibleDraftError(
@@ -91,7 +91,8 @@ def _agree(first: PreTrainedTokenizerBase, second: PreTrainedTokenizerBase) -> b
 
 
 @lru_cache(maxsize=8)
-def _saved_tokenizer(name: str) -> PreTrainedTokenizerBase | None:
+def saved_tokenizer(name: str) -> PreTrainedTokenizerBase | None:
+    """The tokenizer saved under a folder or Hub id, from the local cache only; None where there is none."""
     if not name:
         return None
     try:
@@ -104,7 +105,7 @@ def _saved_tokenizer(name: str) -> PreTrainedTokenizerBase | None:
 def _saved_tokenizers_agree(first: str, second: str) -> bool | None:
     if first == second:
         return True
-    ours, theirs = _saved_tokenizer(first), _saved_tokenizer(second)
+    ours, theirs = saved_tokenizer(first), saved_tokenizer(second)
     return None if ours is None or theirs is None else _agree(ours, theirs)
 
 

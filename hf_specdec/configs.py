@@ -27,6 +27,7 @@ __all__ = [
     "BaseConfig",
     "EASDConfig",
     "ExactConfig",
+    "RCSDConfig",
     "SpeculativeConfig",
     "load_config",
     "with_stock_options",
@@ -267,8 +268,36 @@ class EASDConfig(BaseConfig):
         )
 
 
+@final
+@dataclass(frozen=True, kw_only=True)
+class RCSDConfig(BaseConfig):
+    """Exact decoding with a drafter network of the EAGLE family, such as RCSD trains on HASS (published: exact, steps 3 to 6).
+
+    Args:
+        steps (`int`): Tokens drafted per round, unless `length` says how many.
+    """
+
+    drafting: Literal["auto", "model", "ngram", "hybrid"] = "model"
+    steps: int = 5
+
+    def __post_init__(self) -> None:
+        if isinstance(self.steps, bool) or not isinstance(self.steps, int) or self.steps < 1:
+            raise InvalidConfigError(f"steps must be an integer of at least 1, got {self.steps!r}")
+        super().__post_init__()
+
+    @property
+    def rule(self) -> AcceptanceRule:
+        return Exact()
+
+    def controller(self, *, deterministic: bool) -> LengthController:
+        """`steps` tokens in every round, or what `length` says."""
+        if self.length == "auto":
+            return ConstantLength(self.steps)
+        return super().controller(deterministic=deterministic)
+
+
 PRESETS: MappingProxyType[str, type[BaseConfig]] = MappingProxyType(
-    {"easd": EASDConfig, "exact": ExactConfig, "speculative": SpeculativeConfig}
+    {"easd": EASDConfig, "exact": ExactConfig, "rcsd": RCSDConfig, "speculative": SpeculativeConfig}
 )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -22,11 +23,20 @@ from transformers.generation.configuration_utils import GenerationMode
 from hf_specdec._compat import CACHE_KEY, cache_argument, needs_synced_forwards, undecorated_model, user_set
 from hf_specdec.compatibility import check_model, check_tokenizers
 from hf_specdec.configs import STOCK_OPTIONS, BaseConfig, load_config, with_stock_options
-from hf_specdec.drafters import AssistantDrafter, DrafterBase, DraftSettings, HybridDrafter, PromptLookupDrafter
+from hf_specdec.drafters import (
+    AssistantDrafter,
+    DrafterBase,
+    DraftSettings,
+    HeadDrafter,
+    HybridDrafter,
+    PromptLookupDrafter,
+)
 from hf_specdec.errors import InvalidConfigError, UnsupportedModelError
-from hf_specdec.loading import load_model
+from hf_specdec.features import TargetFeatures
+from hf_specdec.loading import load_assistant
 from hf_specdec.loop import Record, Run, speculate
-from hf_specdec.outputs import SpeculativeDecoderOnlyOutput, StepOutputs, TokenStream
+from hf_specdec.networks import DraftNetwork
+from hf_specdec.outputs import SpeculativeDecoderOnlyOutput, StepOutputs, TokenStream, result_of, step_outputs
 from hf_specdec.prefix_lm import PrefixLM, can_realign, read_prompt
 from hf_specdec.records import Round
 from hf_specdec.sequences import Sequences
@@ -85,17 +95,18 @@ class SpeculativeDecoder:
         check_model(model)
         _check_mode(model, generation_config, model_kwargs)
         stats = SpeculativeStats()
-        make_drafter = self._drafter_factory(model, generation_config, stats)
+        make_drafter, features = self._drafter_factory(model, generation_config, stats)
         texts = _sequences(input_ids, stopping_criteria, generation_config)
         lockstep = self._lockstep(texts, logits_processor, cache_argument(model_kwargs), generation_config)
-        outputs = read_prompt(model, input_ids, generation_config, model_kwargs)
+        with nullcontext() if features is None else features.of_prompt(texts.prompt_columns):
+            outputs = read_prompt(model, input_ids, generation_config, model_kwargs)
         cache = outputs[CACHE_KEY]
         stats.prefill_seconds = time.perf_counter() - started
 
-        target = _target(model, cache, texts, model_kwargs)
+        target = _target(model, cache, texts, model_kwargs, features)
         keeps_cache = bool(generation_config.return_dict_in_generate or getattr(cache, "_is_user_defined", False))
         try:
-            steps = _step_outputs(generation_config, cache)
+            steps = step_outputs(generation_config, cache)
             run = self._run(model, target, texts, outputs, logits_processor, generation_config, steps, lockstep)
             run.drafter = make_drafter(run)
             self.stream.skip(texts.prompt_columns)
@@ -116,7 +127,7 @@ class SpeculativeDecoder:
         stats.total_seconds = time.perf_counter() - started
         if self.stats_callback is not None:
             self.stats_callback(stats)
-        return _result(generation_config, sequences, run.record, steps, cache, stats)
+        return result_of(generation_config, sequences, run.record, steps, cache, stats)
 
     def _run(
         self,
@@ -181,13 +192,20 @@ class SpeculativeDecoder:
 
     def _drafter_factory(
         self, model: PreTrainedModel, generation_config: GenerationConfig, stats: SpeculativeStats
-    ) -> Callable[[Run], DrafterBase]:
-        """Everything that can go wrong with a drafter is found out here, before the first token."""
+    ) -> tuple[Callable[[Run], DrafterBase], TargetFeatures | None]:
+        """Everything that can go wrong with a drafter is found out here, before the first token.
+
+        Returns:
+            What makes the drafter, and the target's features if it reads any.
+        """
         assistant = self.assistant
         if isinstance(assistant, str) or hasattr(assistant, "__fspath__"):
-            assistant = load_model(assistant, dtype=model.dtype, device_map={"": model.device})
+            assistant = load_assistant(assistant, model)
         is_model = isinstance(assistant, torch.nn.Module)
-        if is_model:
+        network = assistant if isinstance(assistant, DraftNetwork) else None
+        if network is not None:
+            network.check_attached(model)
+        elif is_model:
             check_model(undecorated_model(assistant))
             if not check_tokenizers(model, assistant, self.tokenizer, self.assistant_tokenizer):
                 stats.note("tokenizers_unchecked")
@@ -198,18 +216,23 @@ class SpeculativeDecoder:
             )
         deterministic = self.config.rule.lossless and not generation_config.do_sample
         if assistant is not None and not is_model:
-            return lambda run: assistant(self._settings(run, generation_config))
+            return lambda run: assistant(self._settings(run, generation_config)), None
         choice = self.config.drafting_for(has_assistant=is_model, deterministic=deterministic)
+        features = None if network is None or choice == "ngram" else TargetFeatures(model, network.taps_of(model))
 
         def make(run: Run) -> DrafterBase:
             settings = self._settings(run, generation_config)
             ngram = PromptLookupDrafter(settings, self.config.ngram_size)
             if choice == "ngram":
                 return ngram
-            drafter = AssistantDrafter(settings, assistant)
+            drafter: DrafterBase = (
+                AssistantDrafter(settings, assistant)
+                if network is None or features is None
+                else HeadDrafter(settings, network, features)
+            )
             return drafter if choice == "model" else HybridDrafter(settings, ngram, drafter)
 
-        return make
+        return make, features
 
     def _settings(self, run: Run, generation_config: GenerationConfig) -> DraftSettings:
         eos = generation_config._eos_token_tensor
@@ -337,12 +360,15 @@ def _max_length(model: PreTrainedModel, texts: Sequences, generation_config: Gen
     return min(limit, positions) if positions else limit
 
 
-def _target(model: PreTrainedModel, cache: Any, texts: Sequences, model_kwargs: dict[str, Any]) -> PrefixLM:
+def _target(
+    model: PreTrainedModel, cache: Any, texts: Sequences, model_kwargs: dict[str, Any], features: TargetFeatures | None
+) -> PrefixLM:
     """The target, whose cache holds the prompts already."""
     positions, mask = model_kwargs.get("position_ids"), model_kwargs.get("attention_mask")
     rest = {key: value for key, value in model_kwargs.items() if key not in _REMADE and value is not None}
     hidden_columns = max(0, int(cache.get_seq_length()) - texts.prompt_columns)
-    return PrefixLM(
+    forward = partial(_target_forward, model, rest)
+    target = PrefixLM(
         model,
         pad_token_id=texts.pad_token_id,
         prompt_mask=mask,
@@ -350,8 +376,11 @@ def _target(model: PreTrainedModel, cache: Any, texts: Sequences, model_kwargs: 
         held=texts.tokens[:, : texts.prompt_columns],
         hidden_columns=hidden_columns,
         next_position=None if positions is None else positions[..., -1:] + 1,
-        forward=partial(_target_forward, model, rest),
+        forward=forward if features is None else features.around(forward),
     )
+    if features is not None:
+        features.follow(target)
+    return target
 
 
 def _target_forward(model: PreTrainedModel, rest: dict[str, Any], *, input_ids: Tensor, **inputs: Any) -> Any:
@@ -368,29 +397,3 @@ def _target_forward(model: PreTrainedModel, rest: dict[str, Any], *, input_ids: 
     prepared = model.prepare_inputs_for_generation(input_ids, **(rest | types), **inputs)
     with model._optimize_model_for_decode():
         return model(**prepared, return_dict=True)
-
-
-def _step_outputs(generation_config: GenerationConfig, cache: Any) -> StepOutputs | None:
-    wanted = generation_config.output_hidden_states or generation_config.output_attentions
-    return StepOutputs(cache) if generation_config.return_dict_in_generate and wanted else None
-
-
-def _result(
-    generation_config: GenerationConfig,
-    sequences: Tensor,
-    record: Record,
-    steps: StepOutputs | None,
-    cache: Any,
-    stats: SpeculativeStats,
-) -> SpeculativeDecoderOnlyOutput | Tensor:
-    if not generation_config.return_dict_in_generate:
-        return sequences
-    return SpeculativeDecoderOnlyOutput(
-        sequences=sequences,
-        scores=tuple(record.scores) if record.keeps_scores else None,
-        logits=tuple(record.logits) if record.keeps_logits else None,
-        hidden_states=tuple(steps.hidden_states) if steps is not None and steps.hidden_states else None,
-        attentions=tuple(steps.attentions) if steps is not None and steps.attentions else None,
-        speculative_stats=stats,
-        **{CACHE_KEY: cache},
-    )

@@ -6,12 +6,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
+from transformers import GenerationConfig
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
+from hf_specdec._compat import CACHE_KEY
+from hf_specdec.loop import Record
 from hf_specdec.stats import SpeculativeStats
 
 
-__all__ = ["SpeculativeDecoderOnlyOutput", "StepOutputs", "TokenStream"]
+__all__ = ["SpeculativeDecoderOnlyOutput", "StepOutputs", "TokenStream", "result_of", "step_outputs"]
 
 
 @dataclass
@@ -92,3 +95,31 @@ class TokenStream:
         if self.streamer is not None and not self._ended:
             self._ended = True
             self.streamer.end()
+
+
+def step_outputs(generation_config: GenerationConfig, cache: Any) -> StepOutputs | None:
+    """Where hidden states and attentions are kept; None where nobody asked for them."""
+    wanted = generation_config.output_hidden_states or generation_config.output_attentions
+    return StepOutputs(cache) if generation_config.return_dict_in_generate and wanted else None
+
+
+def result_of(
+    generation_config: GenerationConfig,
+    sequences: Tensor,
+    record: Record,
+    steps: StepOutputs | None,
+    cache: Any,
+    stats: SpeculativeStats,
+) -> SpeculativeDecoderOnlyOutput | Tensor:
+    """What `generate` returns: the sequences, or with `return_dict_in_generate` everything that was asked for."""
+    if not generation_config.return_dict_in_generate:
+        return sequences
+    return SpeculativeDecoderOnlyOutput(
+        sequences=sequences,
+        scores=tuple(record.scores) if record.keeps_scores else None,
+        logits=tuple(record.logits) if record.keeps_logits else None,
+        hidden_states=tuple(steps.hidden_states) if steps is not None and steps.hidden_states else None,
+        attentions=tuple(steps.attentions) if steps is not None and steps.attentions else None,
+        speculative_stats=stats,
+        **{CACHE_KEY: cache},
+    )

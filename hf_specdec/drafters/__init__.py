@@ -4,6 +4,7 @@ from types import MappingProxyType
 
 from hf_specdec.drafters.assistant import AssistantDrafter
 from hf_specdec.drafters.base import DrafterBase, DraftSettings
+from hf_specdec.drafters.head import HeadDrafter
 from hf_specdec.drafters.hybrid import HybridDrafter
 from hf_specdec.drafters.prompt_lookup import PromptLookupDrafter
 from hf_specdec.drafters.scripted import ScriptedDrafter
@@ -14,6 +15,7 @@ __all__ = [
     "AssistantDrafter",
     "DraftSettings",
     "DrafterBase",
+    "HeadDrafter",
     "HybridDrafter",
     "PromptLookupDrafter",
     "ScriptedDrafter",
