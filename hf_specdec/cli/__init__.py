@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from hf_specdec.cli import bench, calibrate, demo, generate, info, verify
+from hf_specdec.cli import bench, calibrate, demo, export, generate, info, verify
 
 
 __all__ = ["app", "main"]
@@ -23,6 +23,7 @@ app.command("generate")(generate.generate)
 app.command("verify")(verify.verify)
 app.add_typer(calibrate.app, name="calibrate")
 app.command("bench")(bench.bench)
+app.command("export")(export.export)
 app.command("info")(info.info)
 
 

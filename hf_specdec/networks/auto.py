@@ -17,7 +17,6 @@ from hf_specdec.networks.dialects import read_config, read_maps, read_tensors
 from hf_specdec.networks.eagle import EagleConfig, EagleDrafter
 from hf_specdec.networks.eagle3 import Eagle3Drafter
 from hf_specdec.networks.fresh import fresh_drafter
-from hf_specdec.networks.target import TargetIdentity
 
 
 __all__ = ["AutoDrafter", "load_network"]
@@ -64,7 +63,7 @@ class AutoDrafter:
             [`IncompatibleDraftError`]: If a tensor is missing, unexpected or of another shape, or the target is another one.
         """
         network = load_network(read_checkpoint(id_or_path, revision=revision, allow_bin=allow_bin), taps=taps)
-        TargetIdentity.of_config(network.config).check(undecorated_model(target), tokenizer)
+        network.attach(target, tokenizer)
         return _placed(network, target, dtype, attn_implementation)
 
     @classmethod
@@ -95,6 +94,7 @@ class AutoDrafter:
             [`InvalidConfigError`]: For an unknown family or an impossible vocabulary.
         """
         network = fresh_drafter(target, family, draft_vocab_size, draft_token_ids, tokenizer)
+        network.attach(target, tokenizer)
         return _placed(network, target, dtype, None)
 
 
@@ -143,9 +143,8 @@ def _fill(network: DraftNetwork, tensors: dict[str, Tensor], name: str) -> None:
 def _placed(
     network: DraftNetwork, target: Any, dtype: torch.dtype | None, attn_implementation: str | None
 ) -> DraftNetwork:
-    """Attached to its target, beside the target's head, and set up like it."""
+    """Beside its target's head, and set up like it."""
     inner = undecorated_model(target)
-    network.attach(inner)
     weight = inner.get_input_embeddings().weight
     if dtype is None:
         dtype = weight.dtype if weight.is_floating_point() else torch.float32

@@ -150,8 +150,12 @@ class DraftNetwork(PreTrainedModel, ABC):
         embeddings = nn.functional.embedding(input_ids.to(table.weight.device), table.weight)
         return embeddings.to(self.device, self.dtype)
 
-    def attach(self, target: Any) -> None:
+    def attach(self, target: Any, tokenizer: Any = None) -> None:
         """Borrows the embeddings and the output head of the target, which is not changed and not saved with the network.
+
+        Args:
+            target (`PreTrainedModel`): A causal LM.
+            tokenizer (`PreTrainedTokenizerBase`, *optional*): Its tokenizer, for drafters that name its hash.
 
         Raises:
             [`IncompatibleDraftError`]: If hidden size, number of layers or vocabulary do not fit, or the checkpoint names
@@ -160,7 +164,7 @@ class DraftNetwork(PreTrainedModel, ABC):
         inner = undecorated_model(target)
         config = inner.config.get_text_config(decoder=True)
         self.check_target(inner, config)
-        TargetIdentity.of_config(self.config).check(inner)
+        TargetIdentity.of_config(self.config).check(inner, tokenizer)
         self._borrowed = _Borrowed(inner.get_input_embeddings(), inner.get_output_embeddings())
 
     def check_target(self, inner: Any, config: Any) -> None:
@@ -171,7 +175,13 @@ class DraftNetwork(PreTrainedModel, ABC):
                 f"the drafter was made for a vocabulary of {self.config.vocab_size} tokens, {name} has {config.vocab_size}: "
                 "load the target that the drafter was trained for"
             )
-        expected = len(self.taps(config.num_hidden_layers)) * config.hidden_size
+        num_layers = config.num_hidden_layers
+        if outside := [index for index in self.taps(num_layers) if not 0 <= index <= num_layers]:
+            raise IncompatibleDraftError(
+                f"the drafter reads the hidden states {outside} of its target, {name} has hidden states 0 to {num_layers}: load "
+                "the target that the drafter was trained for, or pass taps=(low, mid, high)"
+            )
+        expected = len(self.taps(num_layers)) * config.hidden_size
         if expected != self.feature_size:
             raise IncompatibleDraftError(
                 f"the drafter reads features of {self.feature_size} numbers, {name} gives {expected} (hidden size "
@@ -218,4 +228,8 @@ class DraftNetwork(PreTrainedModel, ABC):
         return head(states.to(weight.device, dtype)).to(states.device)
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Nothing: torch has initialised every layer already."""
+        """Torch's own initialisation for linear layers, transformers' for norms and rotary tables."""
+        if isinstance(module, nn.Linear):
+            module.reset_parameters()
+        else:
+            super()._init_weights(module)

@@ -120,9 +120,7 @@ def _rotate(x, theta):
     half = x.shape[-1] // 2
     angles = torch.arange(len(x))[:, None] * theta ** (-torch.arange(half) / half)
     first, second = x[:, :half], x[:, half:]
-    return torch.cat(
-        [first * angles.cos() - second * angles.sin(), second * angles.cos() + first * angles.sin()], -1
-    )
+    return torch.cat([first * angles.cos() - second * angles.sin(), second * angles.cos() + first * angles.sin()], -1)
 
 
 def _mlp(mlp, x):
