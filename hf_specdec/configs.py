@@ -275,12 +275,18 @@ class RCSDConfig(BaseConfig):
 
     Args:
         steps (`int`): Tokens drafted per round, unless `length` says how many.
+        tree (`str`, *optional*): Reserved for draft trees, which are not implemented: None drafts a chain.
     """
 
     drafting: Literal["auto", "model", "ngram", "hybrid"] = "model"
     steps: int = 5
+    tree: str | None = None
 
     def __post_init__(self) -> None:
+        if self.tree is not None:
+            raise InvalidConfigError(
+                f"draft trees are not implemented yet: pass tree=None, which drafts a chain; got {self.tree!r}"
+            )
         if isinstance(self.steps, bool) or not isinstance(self.steps, int) or self.steps < 1:
             raise InvalidConfigError(f"steps must be an integer of at least 1, got {self.steps!r}")
         super().__post_init__()

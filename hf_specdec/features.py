@@ -52,12 +52,14 @@ class FeatureTap:
         captured = _Captured(self.indices, self.name)
         handles = []
         try:
+            # No hook that asks for keywords: torch keeps that wish apart from the hook, and a thread in the middle of a call
+            # would find the one without the other when the hook is taken away.
             for index in set(self.indices):
-                if index < len(self.layers):
-                    hook = captured.reads_input(index)
-                    handles.append(self.layers[index].register_forward_pre_hook(hook, with_kwargs=True))
+                if index == 0:
+                    handles.append(self.layers[0].register_forward_pre_hook(captured.reads_input))
                 else:
-                    handles.append(self.decoder.register_forward_hook(captured.reads_output(index)))
+                    source = self.decoder if index == len(self.layers) else self.layers[index - 1]
+                    handles.append(source.register_forward_hook(captured.reads_output(index)))
             yield captured
         finally:
             for handle in handles:
@@ -72,15 +74,19 @@ class _Captured:
         self._states: dict[int, list[Tensor]] = {index: [] for index in indices}
         self._thread = threading.get_ident()
 
-    def reads_input(self, index: int) -> Callable[..., None]:
-        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            self._add(index, args[0] if args else kwargs["hidden_states"])
-
-        return hook
+    def reads_input(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        """Hook before the first layer."""
+        if not args:
+            raise UnsupportedModelError(
+                f"{self._name} names the embeddings when it calls its first layer: tap a later layer"
+            )
+        self._add(0, args[0])
 
     def reads_output(self, index: int) -> Callable[..., None]:
+        """Hook after what computes entry `index`."""
+
         def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-            self._add(index, output[0])
+            self._add(index, output if isinstance(output, Tensor) else output[0])
 
         return hook
 

@@ -74,6 +74,7 @@ class AutoDrafter:
         *,
         draft_vocab_size: int | None = None,
         draft_token_ids: Tensor | None = None,
+        taps: Sequence[int] | None = None,
         tokenizer: Any = None,
         dtype: torch.dtype | None = None,
     ) -> DraftNetwork:
@@ -87,13 +88,15 @@ class AutoDrafter:
             draft_vocab_size (`int`, *optional*): Size of an EAGLE-3 draft vocabulary: the lowest ids, unless
                 `draft_token_ids` names others.
             draft_token_ids (`torch.LongTensor`, *optional*): The target's tokens that may be drafted, the most frequent ones.
+            taps (`Sequence[int]`, *optional*): Indices into the target's `hidden_states` for EAGLE-3; by default `2, n // 2,
+                n - 3` for `n` layers, which is possible from three layers on.
             tokenizer (`PreTrainedTokenizerBase`, *optional*): The target's, whose hash the checkpoint then carries.
             dtype (`torch.dtype`, *optional*): Data type of the network; that of the target's embeddings by default.
 
         Raises:
             [`InvalidConfigError`]: For an unknown family or an impossible vocabulary.
         """
-        network = fresh_drafter(target, family, draft_vocab_size, draft_token_ids, tokenizer)
+        network = fresh_drafter(target, family, draft_vocab_size, draft_token_ids, taps, tokenizer)
         network.attach(target, tokenizer)
         return _placed(network, target, dtype, None)
 

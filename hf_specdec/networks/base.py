@@ -178,8 +178,8 @@ class DraftNetwork(PreTrainedModel, ABC):
         num_layers = config.num_hidden_layers
         if outside := [index for index in self.taps(num_layers) if not 0 <= index <= num_layers]:
             raise IncompatibleDraftError(
-                f"the drafter reads the hidden states {outside} of its target, {name} has hidden states 0 to {num_layers}: load "
-                "the target that the drafter was trained for, or pass taps=(low, mid, high)"
+                f"the drafter reads the hidden states {outside} of its target, {name} has hidden states 0 to {num_layers}: "
+                "load the target that the drafter was trained for, or pass taps=(low, mid, high)"
             )
         expected = len(self.taps(num_layers)) * config.hidden_size
         if expected != self.feature_size:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -24,7 +25,12 @@ _ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3")
 
 
 def fresh_drafter(
-    target: Any, family: str, draft_vocab_size: int | None, draft_token_ids: Tensor | None, tokenizer: Any
+    target: Any,
+    family: str,
+    draft_vocab_size: int | None,
+    draft_token_ids: Tensor | None,
+    taps: Sequence[int] | None,
+    tokenizer: Any,
 ) -> DraftNetwork:
     """An untrained network; see [`AutoDrafter.from_target`]."""
     inner = undecorated_model(target)
@@ -36,13 +42,17 @@ def fresh_drafter(
         "target_weights": identity.weights,
     }
     if family == "eagle":
-        if draft_vocab_size is not None or draft_token_ids is not None:
-            raise InvalidConfigError('a draft vocabulary needs family="eagle3": EAGLE-1 uses the target\'s own head')
+        if any(each is not None for each in (draft_vocab_size, draft_token_ids, taps)):
+            raise InvalidConfigError(
+                'a draft vocabulary and taps need family="eagle3": EAGLE-1 uses the target\'s own head and last hidden states'
+            )
         return EagleDrafter(EagleConfig(**options))
     if family != "eagle3":
         raise InvalidConfigError(f"family must be eagle or eagle3, got {family!r}")
     ids = _draft_ids(config.vocab_size, draft_vocab_size, draft_token_ids)
-    network = Eagle3Drafter(Eagle3Config(**options, draft_vocab_size=len(ids)))
+    network = Eagle3Drafter(
+        Eagle3Config(**options, draft_vocab_size=len(ids), taps=None if taps is None else list(taps))
+    )
     if network.is_reduced:
         network.load_state_dict(offsets_of(ids, config.vocab_size), strict=False)
     _copy_head(network, inner, ids)
@@ -71,7 +81,7 @@ def _layer_options(config: PreTrainedConfig) -> dict[str, Any]:
     return {
         "vocab_size": config.vocab_size,
         "hidden_size": config.hidden_size,
-        "intermediate_size": getattr(config, "intermediate_size", None) or 4 * config.hidden_size,
+        "intermediate_size": _widest(getattr(config, "intermediate_size", None)) or 4 * config.hidden_size,
         "num_attention_heads": heads,
         "num_key_value_heads": getattr(config, "num_key_value_heads", None) or heads,
         "head_dim": getattr(config, "head_dim", None) or config.hidden_size // heads,
@@ -82,6 +92,11 @@ def _layer_options(config: PreTrainedConfig) -> dict[str, Any]:
         "eos_token_id": config.eos_token_id,
         "pad_token_id": config.pad_token_id,
     }
+
+
+def _widest(sizes: int | Sequence[int] | None) -> int | None:
+    """The MLP's size, the largest one where it differs from layer to layer."""
+    return sizes if sizes is None or isinstance(sizes, int) else max(sizes)
 
 
 def _rope(parameters: Any) -> dict[str, Any]:

@@ -82,7 +82,8 @@ def weights_fingerprint(target: nn.Module) -> str | None:
         if not values.is_floating_point():
             continue
         flat = values.reshape(-1)
-        places = torch.linspace(0, len(flat) - 1, min(_SAMPLES, len(flat)), device=flat.device).long()
+        count = min(_SAMPLES, len(flat))
+        places = torch.arange(count, device=flat.device) * (len(flat) - 1) // max(count - 1, 1)
         sample = flat[places].to("cpu", torch.bfloat16)
         digest.update(f"{name}{tuple(values.shape)}".encode() + sample.view(torch.int16).numpy().tobytes())
     return digest.hexdigest()

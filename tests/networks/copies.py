@@ -21,9 +21,11 @@ def _target(theta):
     )  # fmt: skip
     model = LlamaForCausalLM(config).eval()
     table = model.get_input_embeddings().weight.data
+    table[0].normal_()  # the padding token's row is zero
     table[:, 2:] *= ((SIZE - 1) / table[:, 2:].pow(2).sum(-1, keepdim=True)).sqrt()
     table[:, 0], table[:, 1] = 1.0, 0.0  # two constants: every token but the first, and the first
     table[FIRST, 0], table[FIRST, 1] = 0.0, 1.0
+    model.get_output_embeddings().weight.data[[0, FIRST]] = 0.0  # never the best token, so never generated
     return model
 
 
@@ -55,9 +57,9 @@ def recalling_pair(seed=0):
         torch.manual_seed(seed)
         model = _target(theta=100.0)
         model.model.layers[0].self_attn.o_proj.weight.zero_()
-        drafter = AutoDrafter.from_target(model, "eagle3")
+        drafter = AutoDrafter.from_target(model, "eagle3", taps=[0, 1, 1])
         config = drafter.config
-        config.taps, config.norm_before_residual = [0, 1, 1], True
+        config.norm_before_residual = True
         drafter = type(drafter)(config).eval()
         drafter.attach(model)
         layer, attention = drafter.midlayer, drafter.midlayer.self_attn
