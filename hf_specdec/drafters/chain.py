@@ -26,7 +26,7 @@ def draft_chain(
     extend: Callable[[Tensor], Tensor],
     *,
     name: str,
-    prefill_seconds: float = 0.0,
+    prefill_seconds: float,
 ) -> Draft:
     """Draws tokens one after another, each from the processed law that the draft reports for it.
 
@@ -69,8 +69,12 @@ def draft_chain(
             break
         logits = extend(token)
     _refuse_nan(torch.stack(peaks), name)
-    if not tokens:
-        return Draft.empty(context.batch_size)
+    return _drafted(tokens, lengths, laws, raw, prefill_seconds) if tokens else Draft.empty(context.batch_size)
+
+
+def _drafted(
+    tokens: list[Tensor], lengths: Tensor, laws: list[Tensor], raw: list[Tensor], prefill_seconds: float
+) -> Draft:
     return Draft(
         torch.stack(tokens, -1),
         lengths,
