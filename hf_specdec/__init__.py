@@ -8,6 +8,7 @@ from hf_specdec.configs import (
     EASDConfig,
     ExactConfig,
     NucleusConfig,
+    RCSDConfig,
     SelfDraftConfig,
     SpeculativeConfig,
 )
@@ -26,6 +27,7 @@ from hf_specdec.lengths import AdditiveLength, ConfidenceLength, ConstantLength,
 from hf_specdec.linear import pack_linears
 from hf_specdec.loading import load_model
 from hf_specdec.losslessness import LosslessReport, verify_lossless
+from hf_specdec.networks import AutoDrafter, DraftNetwork, Eagle3Config, Eagle3Drafter, EagleConfig, EagleDrafter
 from hf_specdec.networks.exit_heads import ExitHeads, ExitHeadsConfig
 from hf_specdec.outputs import SpeculativeDecoderOnlyOutput
 from hf_specdec.stats import SpeculativeStats
@@ -36,6 +38,7 @@ __version__ = "0.1.0"
 __all__ = [
     "ACCEPTANCE",
     "AdditiveLength",
+    "AutoDrafter",
     "BaseConfig",
     "CSDConfig",
     "CoSpecConfig",
@@ -43,12 +46,17 @@ __all__ = [
     "ConstantLength",
     "CorrectionMemory",
     "CostTable",
+    "DraftNetwork",
     "DraftSettings",
     "DraftVocabulary",
     "DrafterBase",
     "DrafterError",
     "EASDConfig",
     "EASDLogitsProcessor",
+    "Eagle3Config",
+    "Eagle3Drafter",
+    "EagleConfig",
+    "EagleDrafter",
     "EarlyExactGuard",
     "ExactConfig",
     "ExitHeads",
@@ -58,6 +66,7 @@ __all__ = [
     "InvalidConfigError",
     "LosslessReport",
     "NucleusConfig",
+    "RCSDConfig",
     "ScriptedDrafter",
     "SelfDraftConfig",
     "SpeculativeConfig",

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 from transformers import (
     GenerationConfig,
@@ -20,23 +19,18 @@ from transformers import (
 from transformers.generation.configuration_utils import GenerationMode
 
 from hf_specdec._compat import CACHE_KEY, cache_argument, needs_synced_forwards, undecorated_model, user_set
-from hf_specdec.compatibility import check_model, check_tokenizers
+from hf_specdec.compatibility import check_model
 from hf_specdec.configs import STOCK_OPTIONS, BaseConfig, SelfDraftConfig, load_config, with_stock_options
-from hf_specdec.drafters import DrafterBase, DraftSettings, HybridDrafter, PromptLookupDrafter
+from hf_specdec.drafting import Drafting, drafting_of
 from hf_specdec.errors import InvalidConfigError, UnsupportedModelError
-from hf_specdec.layer_gate import LayerGate
-from hf_specdec.layered_lm import LayeredLM
-from hf_specdec.loading import load_model
 from hf_specdec.loop import Record, Run, speculate
-from hf_specdec.outputs import SpeculativeDecoderOnlyOutput, StepOutputs, TokenStream, result_of
+from hf_specdec.outputs import SpeculativeDecoderOnlyOutput, StepOutputs, TokenStream, result_of, step_outputs
 from hf_specdec.prefix_lm import PrefixLM, can_realign, read_prompt
 from hf_specdec.records import Round
-from hf_specdec.reduced_head import assistant_drafter
-from hf_specdec.self_drafting import SelfDraft, self_draft_of
 from hf_specdec.sequences import Sequences
 from hf_specdec.stats import SpeculativeStats
 from hf_specdec.verify import RandomStreams
-from hf_specdec.warping import are_row_independent, only_row_independent
+from hf_specdec.warping import are_row_independent
 
 
 __all__ = ["SpeculativeDecoder", "generate", "require_drafter"]
@@ -90,24 +84,24 @@ class SpeculativeDecoder:
         started = time.perf_counter()
         check_model(model)
         _check_mode(model, generation_config, model_kwargs)
-        self_draft = self_draft_of(self.config, self.assistant, model)
-        gate = self_draft.gate(model, generation_config, self.synced_gpus) if self_draft is not None else None
         stats = SpeculativeStats()
-        make_drafter = self._drafter_factory(model, generation_config, stats, self_draft)
+        drafting = drafting_of(
+            self.config, self.assistant, model, generation_config, stats, tokenizer=self.tokenizer,
+            assistant_tokenizer=self.assistant_tokenizer, synced_gpus=self.synced_gpus,
+        )  # fmt: skip
         texts = _sequences(input_ids, stopping_criteria, generation_config)
         lockstep = self._lockstep(texts, logits_processor, cache_argument(model_kwargs), generation_config)
-        outputs = read_prompt(model, input_ids, generation_config, model_kwargs)
+        with drafting.of_prompt(texts.prompt_columns):
+            outputs = read_prompt(model, input_ids, generation_config, model_kwargs)
         cache = outputs[CACHE_KEY]
         stats.prefill_seconds = time.perf_counter() - started
 
-        target = _target(model, cache, texts, model_kwargs, gate)
+        target = _target(model, cache, texts, model_kwargs, drafting)
         keeps_cache = bool(generation_config.return_dict_in_generate or getattr(cache, "_is_user_defined", False))
         try:
-            steps = _step_outputs(generation_config, cache)
+            steps = step_outputs(generation_config, cache)
             run = self._run(model, target, texts, outputs, logits_processor, generation_config, steps, lockstep)
-            if gate is not None:
-                gate.install(cache)
-            run.drafter = make_drafter(run)
+            drafting.start(run, cache)
             self.stream.skip(texts.prompt_columns)
             for round_ in speculate(run, outputs):
                 stats.add(round_)
@@ -121,8 +115,7 @@ class SpeculativeDecoder:
                 target.abandon(texts.lengths - 1)
             raise
         finally:
-            if gate is not None:
-                gate.remove()
+            drafting.stop()
         self.stream.end()
         stats.num_target_forwards = target.num_forwards + 1
         stats.lossless = run.rule.lossless
@@ -191,58 +184,6 @@ class SpeculativeDecoder:
         if self.config.batching == "ragged" and reasons and texts.batch_size > 1:
             raise InvalidConfigError(f'batching="ragged" is not possible here: {"; ".join(reasons)}. Use "auto"')
         return bool(reasons) or (self.config.batching == "lockstep")
-
-    def _drafter_factory(
-        self,
-        model: PreTrainedModel,
-        generation_config: GenerationConfig,
-        stats: SpeculativeStats,
-        self_draft: SelfDraft | None,
-    ) -> Callable[[Run], DrafterBase]:
-        """Everything that can go wrong with a drafter is found out here, before the first token."""
-        if self_draft is not None:
-            return lambda run: self_draft.drafter(self._settings(run, generation_config), run.target)
-        assistant = self.assistant
-        if isinstance(assistant, str) or hasattr(assistant, "__fspath__"):
-            assistant = load_model(assistant, dtype=model.dtype, device_map={"": model.device})
-        is_model = isinstance(assistant, torch.nn.Module)
-        if is_model:
-            check_model(assistant)
-            if not check_tokenizers(model, assistant, self.tokenizer, self.assistant_tokenizer):
-                stats.note("tokenizers_unchecked")
-        elif assistant is not None and not callable(assistant):
-            raise InvalidConfigError(
-                "assistant_model must be a causal LM, the path or Hub id of one, or a factory that takes DraftSettings and "
-                f"returns a drafter; got {type(assistant).__name__}"
-            )
-        deterministic = self.config.rule.lossless and not generation_config.do_sample
-        make_assistant = assistant_drafter(assistant, self.config.draft_vocabulary, self.tokenizer)
-        if assistant is not None and not is_model:
-            return lambda run: assistant(self._settings(run, generation_config))
-        choice = self.config.drafting_for(has_assistant=is_model, deterministic=deterministic)
-
-        def make(run: Run) -> DrafterBase:
-            settings = self._settings(run, generation_config)
-            ngram = PromptLookupDrafter(settings, self.config.ngram_size)
-            if choice == "ngram":
-                return ngram
-            drafter = make_assistant(settings, run.sequences.tokens)
-            return drafter if choice == "model" else HybridDrafter(settings, ngram, drafter)
-
-        return make
-
-    def _settings(self, run: Run, generation_config: GenerationConfig) -> DraftSettings:
-        eos = generation_config._eos_token_tensor
-        return DraftSettings(
-            vocab_size=run.vocab_size,
-            do_sample=run.do_sample,
-            warpers=only_row_independent(run.processors),
-            streams=run.streams,
-            keep_logits=run.rule.needs_draft_logits,
-            pad_token_id=run.sequences.pad_token_id,
-            eos_token_ids=() if eos is None else tuple(eos.tolist()),
-            max_length=run.max_length,
-        )
 
 
 def generate(
@@ -358,22 +299,20 @@ def _max_length(model: PreTrainedModel, texts: Sequences, generation_config: Gen
 
 
 def _target(
-    model: PreTrainedModel, cache: Any, texts: Sequences, model_kwargs: dict[str, Any], gate: LayerGate | None
+    model: PreTrainedModel, cache: Any, texts: Sequences, model_kwargs: dict[str, Any], drafting: Drafting
 ) -> PrefixLM:
-    """The target, whose cache holds the prompts already; its layers run at different times if it has a gate."""
+    """The target, whose cache holds the prompts already."""
     positions, mask = model_kwargs.get("position_ids"), model_kwargs.get("attention_mask")
     rest = {key: value for key, value in model_kwargs.items() if key not in _REMADE and value is not None}
-    hidden_columns = max(0, int(cache.get_seq_length()) - texts.prompt_columns)
-    make = PrefixLM if gate is None else partial(LayeredLM, gate=gate)
-    return make(
+    return drafting.target(
         model,
+        partial(_target_forward, model, rest),
         pad_token_id=texts.pad_token_id,
         prompt_mask=mask,
         cache=cache,
         held=texts.tokens[:, : texts.prompt_columns],
-        hidden_columns=hidden_columns,
+        hidden_columns=max(0, int(cache.get_seq_length()) - texts.prompt_columns),
         next_position=None if positions is None else positions[..., -1:] + 1,
-        forward=partial(_target_forward, model, rest),
     )
 
 
@@ -391,8 +330,3 @@ def _target_forward(model: PreTrainedModel, rest: dict[str, Any], *, input_ids: 
     prepared = model.prepare_inputs_for_generation(input_ids, **(rest | types), **inputs)
     with model._optimize_model_for_decode():
         return model(**prepared, return_dict=True)
-
-
-def _step_outputs(generation_config: GenerationConfig, cache: Any) -> StepOutputs | None:
-    wanted = generation_config.output_hidden_states or generation_config.output_attentions
-    return StepOutputs(cache) if generation_config.return_dict_in_generate and wanted else None

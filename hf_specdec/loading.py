@@ -10,9 +10,11 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedMod
 
 from hf_specdec.errors import InvalidConfigError
 from hf_specdec.linear import pack_linears
+from hf_specdec.networks.auto import AutoDrafter
+from hf_specdec.networks.checkpoint import is_draft_checkpoint
 
 
-__all__ = ["load_model"]
+__all__ = ["load_assistant", "load_model"]
 
 
 def load_model(
@@ -60,3 +62,10 @@ def load_model(
                 f"packed=True, but no layer could be packed: {sorted(set(report.skipped.values()))}"
             )
     return model
+
+
+def load_assistant(id_or_path: str | os.PathLike[str], target: Any) -> PreTrainedModel:
+    """What drafts for `target`: a drafter network if the checkpoint holds one, else a causal LM, in the target's dtype."""
+    if is_draft_checkpoint(id_or_path):
+        return AutoDrafter.from_pretrained(id_or_path, target=target)
+    return load_model(id_or_path, dtype=target.dtype, device_map={"": target.device})

@@ -14,7 +14,7 @@ from hf_specdec.loop import Record
 from hf_specdec.stats import SpeculativeStats
 
 
-__all__ = ["SpeculativeDecoderOnlyOutput", "StepOutputs", "TokenStream", "result_of"]
+__all__ = ["SpeculativeDecoderOnlyOutput", "StepOutputs", "TokenStream", "result_of", "step_outputs"]
 
 
 @dataclass
@@ -95,6 +95,12 @@ class TokenStream:
         if self.streamer is not None and not self._ended:
             self._ended = True
             self.streamer.end()
+
+
+def step_outputs(generation_config: GenerationConfig, cache: Any) -> StepOutputs | None:
+    """Where hidden states and attentions are kept; None where nobody asked for them."""
+    wanted = generation_config.output_hidden_states or generation_config.output_attentions
+    return StepOutputs(cache) if generation_config.return_dict_in_generate and wanted else None
 
 
 def result_of(

@@ -158,6 +158,9 @@ class PrefixLM:
         self.cache = cache
         self.hidden_columns = hidden_columns
         self.num_forwards = 0
+        self.fed_columns = torch.zeros(
+            0, 0, dtype=torch.long
+        )  # (batch, width) of the latest pass; -1 where it fed filler
         self._forward_call = model if forward is None else forward
         self._parameters = forward_parameters(model)
         self._next_position = next_position
@@ -219,6 +222,11 @@ class PrefixLM:
             return self.score(tokens, self._num_known + 1, one)[:, 0]
         return self._feed(tokens, self._num_known + 1, self._num_known, one).logits[:, 0]
 
+    def forget(self, lengths: Tensor) -> None:
+        """Distrusts the entries after each row's first `lengths`: they are fed again even where their tokens are the same."""
+        if len(self._num_known) == len(lengths):
+            self._num_known = torch.minimum(self._num_known, lengths)
+
     def abandon(self, lengths: Tensor) -> None:
         """Leaves in the cache what every row has committed, without a forward pass: for a run that ends by an exception.
 
@@ -263,6 +271,7 @@ class PrefixLM:
         ids = padded.gather(1, columns).masked_fill(columns >= lengths[:, None], self.pad_token_id)
         first_wanted = (lengths - kept) - last
         unneeded = int(first_wanted.min())
+        self.fed_columns = columns.masked_fill(columns >= lengths[:, None], -1)
         outputs = self._forward(ids, columns.minimum(lengths[:, None] - 1), kept, width - unneeded)
         self._remember(tokens, columns, ids, lengths, kept + width)
         # A model without `logits_to_keep` returns logits for every column it was fed.

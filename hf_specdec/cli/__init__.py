@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from hf_specdec.cli import bench, calibrate, demo, generate, info, quality, verify
+from hf_specdec.cli import bench, calibrate, demo, export, generate, info, quality, verify
 
 
 __all__ = ["app", "main"]
@@ -24,6 +24,7 @@ app.command("verify")(verify.verify)
 app.add_typer(calibrate.app, name="calibrate")
 app.command("bench")(bench.bench)
 app.command("quality")(quality.quality)
+app.command("export")(export.export)
 app.command("info")(info.info)
 
 

@@ -7,6 +7,7 @@ from hf_specdec.configs.easd import EASDConfig
 from hf_specdec.configs.exact import ExactConfig
 from hf_specdec.configs.nucleus import NucleusConfig
 from hf_specdec.configs.presets import PRESETS, load_config
+from hf_specdec.configs.rcsd import RCSDConfig
 from hf_specdec.configs.self_draft import SelfDraftConfig
 from hf_specdec.configs.speculative import SpeculativeConfig
 from hf_specdec.configs.stock import STOCK_OPTIONS, with_stock_options
@@ -22,6 +23,7 @@ __all__ = [
     "EASDConfig",
     "ExactConfig",
     "NucleusConfig",
+    "RCSDConfig",
     "SelfDraftConfig",
     "SpeculativeConfig",
     "load_config",

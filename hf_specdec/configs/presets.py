@@ -13,6 +13,7 @@ from hf_specdec.configs.csd import CSDConfig
 from hf_specdec.configs.easd import EASDConfig
 from hf_specdec.configs.exact import ExactConfig
 from hf_specdec.configs.nucleus import NucleusConfig
+from hf_specdec.configs.rcsd import RCSDConfig
 from hf_specdec.configs.self_draft import SelfDraftConfig
 from hf_specdec.configs.speculative import SpeculativeConfig
 from hf_specdec.errors import InvalidConfigError
@@ -27,6 +28,7 @@ PRESETS: MappingProxyType[str, type[BaseConfig]] = MappingProxyType(
         "easd": EASDConfig,
         "exact": ExactConfig,
         "nucleus": NucleusConfig,
+        "rcsd": RCSDConfig,
         "self_draft": SelfDraftConfig,
         "speculative": SpeculativeConfig,
     }

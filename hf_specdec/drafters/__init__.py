@@ -6,6 +6,7 @@ from hf_specdec.drafters.assistant import AssistantDrafter
 from hf_specdec.drafters.base import DrafterBase, DraftSettings
 from hf_specdec.drafters.draft_vocabulary import DraftVocabulary, count_tokens, tokenizer_fingerprint
 from hf_specdec.drafters.exit_policy import ExitPolicy
+from hf_specdec.drafters.head import HeadDrafter
 from hf_specdec.drafters.hybrid import HybridDrafter
 from hf_specdec.drafters.prompt_lookup import PromptLookupDrafter
 from hf_specdec.drafters.scripted import ScriptedDrafter
@@ -19,6 +20,7 @@ __all__ = [
     "DraftVocabulary",
     "DrafterBase",
     "ExitPolicy",
+    "HeadDrafter",
     "HybridDrafter",
     "PromptLookupDrafter",
     "ScriptedDrafter",

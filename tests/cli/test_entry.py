@@ -48,7 +48,7 @@ def test_version(run):
 def test_info(run, run_json):
     values = run_json("info")
     assert values["versions"]["hf_specdec"] == hf_specdec.__version__
-    assert set(values["presets"]) == {"cospec", "csd", "easd", "exact", "nucleus", "self_draft", "speculative"}
+    assert set(values["presets"]) == {"cospec", "csd", "easd", "exact", "nucleus", "rcsd", "self_draft", "speculative"}
     assert "cpu" in values["devices"]
     text = run("info").stdout
     assert all(f"{name} " in text for name in values["versions"])

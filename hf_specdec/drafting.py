@@ -1,0 +1,153 @@
+"""What a run drafts with: from a config and whatever was given as assistant to a drafter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from torch import nn
+from transformers import GenerationConfig, PreTrainedModel
+
+from hf_specdec.compatibility import check_model, check_tokenizers
+from hf_specdec.configs import BaseConfig
+from hf_specdec.drafters import DrafterBase, DraftSettings, HeadDrafter, HybridDrafter, PromptLookupDrafter
+from hf_specdec.errors import InvalidConfigError
+from hf_specdec.features import TargetFeatures
+from hf_specdec.layer_gate import LayerGate
+from hf_specdec.layered_lm import LayeredLM
+from hf_specdec.loading import load_assistant
+from hf_specdec.loop import Run
+from hf_specdec.networks import DraftNetwork
+from hf_specdec.prefix_lm import PrefixLM
+from hf_specdec.reduced_head import assistant_drafter
+from hf_specdec.self_drafting import self_draft_of
+from hf_specdec.stats import SpeculativeStats
+from hf_specdec.warping import only_row_independent
+
+
+__all__ = ["Drafting", "drafting_of"]
+
+
+@dataclass(frozen=True)
+class Drafting:
+    """How to make a run's drafter, and how its target must be run for it.
+
+    Args:
+        make (`Callable`): Makes the drafter of a [`Run`].
+        gate ([`LayerGate`], *optional*): Stands before the target's layers while it drafts for itself.
+        features ([`TargetFeatures`], *optional*): The hidden states of the target that the drafter reads.
+    """
+
+    make: Callable[[Run], DrafterBase]
+    gate: LayerGate | None = None
+    features: TargetFeatures | None = None
+
+    def of_prompt(self, prompt_columns: int) -> AbstractContextManager[None]:
+        """Around the prompt's forward pass."""
+        return nullcontext() if self.features is None else self.features.of_prompt(prompt_columns)
+
+    def target(self, model: PreTrainedModel, forward: Callable[..., Any], **options: Any) -> PrefixLM:
+        """The target: its layers run at different times if it has a gate, and its features are stored if they are read."""
+        if self.gate is not None:
+            return LayeredLM(model, gate=self.gate, forward=forward, **options)
+        if self.features is None:
+            return PrefixLM(model, forward=forward, **options)
+        target = PrefixLM(model, forward=self.features.around(forward), **options)
+        self.features.follow(target)
+        return target
+
+    def start(self, run: Run, cache: Any) -> None:
+        """Gives the run its drafter."""
+        if self.gate is not None:
+            self.gate.install(cache)
+        run.drafter = self.make(run)
+
+    def stop(self) -> None:
+        """Leaves the model as it was."""
+        if self.gate is not None:
+            self.gate.remove()
+
+
+def drafting_of(
+    config: BaseConfig,
+    assistant: Any,
+    model: PreTrainedModel,
+    generation_config: GenerationConfig,
+    stats: SpeculativeStats,
+    *,
+    tokenizer: Any = None,
+    assistant_tokenizer: Any = None,
+    synced_gpus: bool = False,
+) -> Drafting:
+    """Everything that can go wrong with a drafter is found out here, before the first token.
+
+    Raises:
+        [`InvalidConfigError`], [`UnsupportedModelError`], [`IncompatibleDraftError`]: If something does.
+    """
+    settings = partial(_settings, generation_config)
+    self_draft = self_draft_of(config, assistant, model)
+    if self_draft is not None:
+        gate = self_draft.gate(model, generation_config, synced_gpus)
+        return Drafting(lambda run: self_draft.drafter(settings(run), run.target), gate=gate)
+    if isinstance(assistant, str) or hasattr(assistant, "__fspath__"):
+        assistant = load_assistant(assistant, model)
+    is_model = isinstance(assistant, nn.Module)
+    _check(model, assistant, tokenizer, assistant_tokenizer, stats)
+    network = assistant if isinstance(assistant, DraftNetwork) else None
+    if network is not None and config.draft_vocabulary is not None:
+        raise InvalidConfigError(
+            f"draft_vocabulary reduces the head of a causal LM, and {type(network).__name__} has a draft vocabulary of its "
+            "own: drop it"
+        )
+    make_assistant = assistant_drafter(None if network is not None else assistant, config.draft_vocabulary, tokenizer)
+    if assistant is not None and not is_model:
+        return Drafting(lambda run: assistant(settings(run)))
+    deterministic = config.rule.lossless and not generation_config.do_sample
+    choice = config.drafting_for(has_assistant=is_model, deterministic=deterministic)
+    features = None if network is None or choice == "ngram" else TargetFeatures(model, network.taps_of(model))
+
+    def make(run: Run) -> DrafterBase:
+        ngram = PromptLookupDrafter(settings(run), config.ngram_size)
+        if choice == "ngram":
+            return ngram
+        if network is not None and features is not None:
+            drafter: DrafterBase = HeadDrafter(settings(run), network, features)
+        else:
+            drafter = make_assistant(settings(run), run.sequences.tokens)
+        return drafter if choice == "model" else HybridDrafter(settings(run), ngram, drafter)
+
+    return Drafting(make, features=features)
+
+
+def _check(
+    model: PreTrainedModel, assistant: Any, tokenizer: Any, assistant_tokenizer: Any, stats: SpeculativeStats
+) -> None:
+    """Refuses an assistant that does not fit the target, or is none."""
+    if isinstance(assistant, DraftNetwork):
+        assistant.check_attached(model)
+    elif isinstance(assistant, nn.Module):
+        check_model(assistant)
+        if not check_tokenizers(model, assistant, tokenizer, assistant_tokenizer):
+            stats.note("tokenizers_unchecked")
+    elif assistant is not None and not callable(assistant):
+        raise InvalidConfigError(
+            "assistant_model must be a causal LM, a drafter network, exit heads, the path or Hub id of one, or a factory that "
+            f"takes DraftSettings and returns a drafter; got {type(assistant).__name__}"
+        )
+
+
+def _settings(generation_config: GenerationConfig, run: Run) -> DraftSettings:
+    eos = generation_config._eos_token_tensor
+    return DraftSettings(
+        vocab_size=run.vocab_size,
+        do_sample=run.do_sample,
+        warpers=only_row_independent(run.processors),
+        streams=run.streams,
+        keep_logits=run.rule.needs_draft_logits,
+        pad_token_id=run.sequences.pad_token_id,
+        eos_token_ids=() if eos is None else tuple(eos.tolist()),
+        max_length=run.max_length,
+    )

@@ -1,0 +1,139 @@
+"""Reading a drafter's files: configuration and weights, from a folder or the Hub, in one file or in shards."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import hf_hub_download, snapshot_download
+from huggingface_hub.errors import EntryNotFoundError, HFValidationError, RepositoryNotFoundError
+from safetensors import safe_open
+from safetensors.torch import load_file
+from torch import Tensor
+
+from hf_specdec.errors import IncompatibleDraftError, InvalidConfigError
+
+
+__all__ = ["Checkpoint", "is_draft_checkpoint", "read_checkpoint"]
+
+_SAFE, _PICKLED = "model.safetensors", "pytorch_model.bin"
+_MARKERS = ("speculators_model_type", "draft_vocab_size", "eagle_config", "eagle_aux_hidden_state_layer_ids")
+_TYPES = ("eagle_drafter", "eagle3_drafter")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a drafter's folder holds.
+
+    Args:
+        name (`str`): Folder or Hub id, for messages.
+        config (`dict[str, Any]`): `config.json`.
+        tensors (`dict[str, torch.Tensor]`): The weights by the checkpoint's own names.
+    """
+
+    name: str
+    config: dict[str, Any]
+    tensors: dict[str, Tensor]
+
+
+def read_checkpoint(
+    id_or_path: str | os.PathLike[str], *, revision: str | None = None, allow_bin: bool = False
+) -> Checkpoint:
+    """Reads `config.json` and the weights.
+
+    Args:
+        id_or_path (`str` or path): Folder or Hub id.
+        revision (`str`, *optional*): Branch, tag or commit on the Hub.
+        allow_bin (`bool`): Whether `pytorch_model.bin` may be read where there are no safetensors; with `weights_only=True`,
+            which unpickles tensors and nothing else.
+
+    Raises:
+        [`InvalidConfigError`]: If a file is missing or malformed, or only a pickle is there and `allow_bin` is False.
+    """
+    folder = _folder(id_or_path, revision, allow_bin)
+    config = _read_json(folder / "config.json")
+    if (folder / _SAFE).is_file() or (folder / f"{_SAFE}.index.json").is_file():
+        tensors = _read_weights(folder, _SAFE)
+    elif not ((folder / _PICKLED).is_file() or (folder / f"{_PICKLED}.index.json").is_file()):
+        raise InvalidConfigError(f"{id_or_path} holds no {_SAFE}: expected a drafter's weights there")
+    elif allow_bin:
+        tensors = _read_weights(folder, _PICKLED)
+    else:
+        raise InvalidConfigError(
+            f"{id_or_path} holds {_PICKLED} only, a pickle. Pass allow_bin=True to read it with weights_only=True, and save it "
+            "again as safetensors"
+        )
+    return Checkpoint(str(id_or_path), config, tensors)
+
+
+def is_draft_checkpoint(id_or_path: str | os.PathLike[str]) -> bool:
+    """Whether a folder or Hub id holds a drafter network, which would otherwise load as a one-layer Llama with random parts.
+
+    It is told by its config, and in a folder also by its `fc.weight`, which no causal LM has.
+    """
+    folder = Path(id_or_path)
+    if folder.is_dir():
+        path = folder / "config.json"
+    else:
+        try:
+            path = Path(hf_hub_download(str(id_or_path), "config.json"))
+        except (EntryNotFoundError, RepositoryNotFoundError, HFValidationError, OSError):
+            return False  # whoever loads it next says what is wrong with it
+    if not path.is_file():
+        return False
+    config = _read_json(path)
+    named = any("eagle" in str(each).lower() for each in config.get("architectures") or [])
+    if named or config.get("model_type") in _TYPES or any(key in config for key in _MARKERS):
+        return True
+    if config.get("num_hidden_layers") != 1:
+        return False
+    weights = path.parent / _SAFE
+    if weights.is_file():
+        with safe_open(weights, "pt") as tensors:
+            return "fc.weight" in tensors.keys()  # noqa: SIM118 (a safetensors handle is not a mapping)
+    # EAGLE-1 configs of the LLaMA-3 family say whether `fc` has a bias; no other one-layer Llama config has that field.
+    return "bias" in config
+
+
+def _folder(id_or_path: str | os.PathLike[str], revision: str | None, allow_bin: bool) -> Path:
+    if Path(id_or_path).is_dir():
+        return Path(id_or_path)
+    if Path(id_or_path).is_absolute() or str(id_or_path).startswith("."):
+        raise InvalidConfigError(f"there is no folder {id_or_path}")
+    patterns = ["config.json", "model*.safetensors", f"{_SAFE}.index.json"]
+    if allow_bin:
+        patterns += ["pytorch_model*.bin", f"{_PICKLED}.index.json"]
+    return Path(snapshot_download(str(id_or_path), revision=revision, allow_patterns=patterns))
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise InvalidConfigError(f"{path.parent} holds no {path.name}: expected a drafter's folder or Hub id")
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise InvalidConfigError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise InvalidConfigError(f"{path} must hold one JSON object, got {type(values).__name__}")
+    return values
+
+
+def _read_weights(folder: Path, name: str) -> dict[str, Tensor]:
+    index = folder / f"{name}.index.json"
+    files = [folder / name]
+    if not files[0].is_file():
+        shards = _read_json(index).get("weight_map", {})
+        files = [folder / shard for shard in sorted(set(shards.values()))]
+    if absent := [file.name for file in files if not file.is_file()]:
+        raise InvalidConfigError(f"{index.name} in {folder} names files that are not there: {absent}")
+    tensors: dict[str, Tensor] = {}
+    for file in files:
+        part = load_file(file) if name == _SAFE else torch.load(file, map_location="cpu", weights_only=True)
+        if doubled := sorted(tensors.keys() & part.keys()):
+            raise IncompatibleDraftError(f"{file.name} repeats tensors of another shard: {doubled}")
+        tensors |= part
+    return tensors

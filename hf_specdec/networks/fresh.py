@@ -1,0 +1,118 @@
+"""New, untrained drafters for a target."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedConfig
+
+from hf_specdec._compat import undecorated_model
+from hf_specdec.errors import InvalidConfigError
+from hf_specdec.networks.base import DraftNetwork
+from hf_specdec.networks.eagle import EagleConfig, EagleDrafter
+from hf_specdec.networks.eagle3 import Eagle3Config, Eagle3Drafter
+from hf_specdec.networks.target import TargetIdentity
+from hf_specdec.networks.vocabulary import offsets_of
+
+
+__all__ = ["fresh_drafter"]
+
+# Attention scaling that depends on nothing but the positions; other kinds need tables made for the target's head size.
+_ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3")
+
+
+def fresh_drafter(
+    target: Any,
+    family: str,
+    draft_vocab_size: int | None,
+    draft_token_ids: Tensor | None,
+    taps: Sequence[int] | None,
+    tokenizer: Any,
+) -> DraftNetwork:
+    """An untrained network; see [`AutoDrafter.from_target`]."""
+    inner = undecorated_model(target)
+    config = inner.config.get_text_config(decoder=True)
+    identity = TargetIdentity.of(inner, tokenizer)
+    options = _layer_options(config) | {
+        "target_name": identity.name,
+        "target_tokenizer": identity.tokenizer,
+        "target_weights": identity.weights,
+    }
+    if family == "eagle":
+        if any(each is not None for each in (draft_vocab_size, draft_token_ids, taps)):
+            raise InvalidConfigError(
+                'a draft vocabulary and taps need family="eagle3": EAGLE-1 uses the target\'s own head and last hidden states'
+            )
+        return EagleDrafter(EagleConfig(**options))
+    if family != "eagle3":
+        raise InvalidConfigError(f"family must be eagle or eagle3, got {family!r}")
+    ids = _draft_ids(config.vocab_size, draft_vocab_size, draft_token_ids)
+    network = Eagle3Drafter(
+        Eagle3Config(**options, draft_vocab_size=len(ids), taps=None if taps is None else list(taps))
+    )
+    if network.is_reduced:
+        network.load_state_dict(offsets_of(ids, config.vocab_size), strict=False)
+    _copy_head(network, inner, ids)
+    return network
+
+
+def _draft_ids(vocab_size: int, draft_vocab_size: int | None, draft_token_ids: Tensor | None) -> Tensor:
+    if draft_token_ids is not None:
+        ids = draft_token_ids.cpu().long().unique()
+        if draft_vocab_size not in (None, len(ids)):
+            raise InvalidConfigError(
+                f"draft_vocab_size={draft_vocab_size}, but draft_token_ids names {len(ids)} tokens"
+            )
+    else:
+        ids = torch.arange(vocab_size if draft_vocab_size is None else draft_vocab_size)
+    if not len(ids) or int(ids[0]) < 0 or int(ids[-1]) >= vocab_size:
+        raise InvalidConfigError(
+            f"the draft vocabulary must be 1 to {vocab_size} of the target's tokens, got {len(ids)}"
+        )
+    return ids
+
+
+def _layer_options(config: PreTrainedConfig) -> dict[str, Any]:
+    """The shape of one of the target's layers, and its rotary parameters."""
+    heads = config.num_attention_heads
+    return {
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": _widest(getattr(config, "intermediate_size", None)) or 4 * config.hidden_size,
+        "num_attention_heads": heads,
+        "num_key_value_heads": getattr(config, "num_key_value_heads", None) or heads,
+        "head_dim": getattr(config, "head_dim", None) or config.hidden_size // heads,
+        "rms_norm_eps": getattr(config, "rms_norm_eps", None) or 1e-5,
+        "max_position_embeddings": getattr(config, "max_position_embeddings", 2048),
+        "rope_parameters": _rope(getattr(config, "rope_parameters", None)),
+        "bos_token_id": config.bos_token_id,
+        "eos_token_id": config.eos_token_id,
+        "pad_token_id": config.pad_token_id,
+    }
+
+
+def _widest(sizes: int | Sequence[int] | None) -> int | None:
+    """The MLP's size, the largest one where it differs from layer to layer."""
+    return sizes if sizes is None or isinstance(sizes, int) else max(sizes)
+
+
+def _rope(parameters: Any) -> dict[str, Any]:
+    """The target's rotary parameters, those of its full-attention layers where kinds of layers differ."""
+    if not parameters:
+        return {"rope_type": "default", "rope_theta": 10000.0}
+    if "rope_type" not in parameters:
+        parameters = parameters.get("full_attention") or next(iter(parameters.values()))
+    if parameters.get("rope_type") not in _ROPE_TYPES:
+        return {"rope_type": "default", "rope_theta": parameters.get("rope_theta", 10000.0)}
+    return {name: value for name, value in parameters.items() if name != "partial_rotary_factor"}
+
+
+def _copy_head(network: Eagle3Drafter, target: Any, ids: Tensor) -> None:
+    """Starts the draft head from the target's own rows; a quantised head cannot be copied."""
+    head = target.get_output_embeddings()
+    if head is not None and head.weight.is_floating_point() and head.weight.shape[1] == network.lm_head.weight.shape[1]:
+        rows = head.weight.detach()[ids.to(head.weight.device)]
+        network.lm_head.load_state_dict({"weight": rows})
