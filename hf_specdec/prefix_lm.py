@@ -55,10 +55,8 @@ def _check_filled(cache: Cache, model: Any) -> None:
 
 
 def can_realign(cache: Cache) -> bool:
-    """Whether rows of this cache can give up different numbers of entries.
-
-    Dynamic full and sliding layers can, and so can layers that read another layer's entries and never hold their own.
-    """
+    """Whether rows of this cache can give up different numbers of entries: dynamic full and sliding layers can, and layers
+    that read another layer's entries and never hold their own."""
     plain = (DynamicLayer, DynamicSlidingWindowLayer)
     return all(
         type(layer) in plain or (getattr(layer, "is_initialized", False) and layer.keys is None)
@@ -158,9 +156,8 @@ class PrefixLM:
         self.cache = cache
         self.hidden_columns = hidden_columns
         self.num_forwards = 0
-        self.fed_columns = torch.zeros(
-            0, 0, dtype=torch.long
-        )  # (batch, width) of the latest pass; -1 where it fed filler
+        # `(batch, width)`, the columns of the latest pass; -1 where it fed filler.
+        self.fed_columns = torch.zeros(0, 0, dtype=torch.long)
         self._forward_call = model if forward is None else forward
         self._parameters = forward_parameters(model)
         self._next_position = next_position
