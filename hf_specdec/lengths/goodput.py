@@ -19,7 +19,7 @@ from hf_specdec.records import Budget, Round
 __all__ = ["GoodputLength"]
 
 _WINDOW = 9  # measurements whose median counts
-_FAMILIAR = 0.6  # share of a match's doubt that each further token of it leaves
+_FAMILIAR = 0.7  # share of a match's doubt that each further token of it leaves
 _CERTAIN = 1.0
 
 
