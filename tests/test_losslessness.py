@@ -241,7 +241,7 @@ def test_an_assistant_on_disk_is_loaded_once(tmp_path, monkeypatch):
     calls = []
     load = checking.load_model
     monkeypatch.setattr(checking, "load_model", lambda *a, **k: calls.append(a) or load(*a, **k))
-    monkeypatch.setattr("hf_specdec.generation.load_model", None)
+    monkeypatch.setattr("hf_specdec.drafting.load_assistant", None)
     assert verify_lossless(MODEL, PROMPTS, assistant_model=str(tmp_path), max_new_tokens=4).equal
     assert calls == [(str(tmp_path),)]
 

@@ -149,7 +149,7 @@ class Benchmark:
             assistant_model=self.assistant if arm.needs_draft else None,
             stats_callback=collected.append,
             round_callback=lambda round_: rounds.append(
-                [int(round_.num_drafted[0]), len(round_.emitted[0]), round_.source, _parts(round_.stretches)]
+                [int(round_.num_drafted[0]), len(round_.emitted[0]), round_.source, _parts(round_.kinds)]
             ),
         )
         tokens, stats = sequences[0, input_ids.shape[1] :].tolist(), collected[0]

@@ -114,7 +114,7 @@ class GoodputSchedule:
         self._passes.setdefault(width + 1, deque(maxlen=_WINDOW)).append(round_.verify_seconds)
         seen: set[str] = set()
         steps = 0
-        for row, stretches in enumerate(round_.stretches):
+        for row, stretches in enumerate(round_.kinds):
             verified, accepted = int(round_.num_verified[row]), int(round_.num_accepted[row])
             if round_.num_attempted is not None and int(round_.num_attempted[row]) > sum(n for _, n in stretches):
                 # Where the drafter found nothing worth proposing, looking for it did not pay.

@@ -52,6 +52,11 @@ class Round:
     problem: str | None = None
     num_attempted: Tensor | None = None
 
+    @property
+    def kinds(self) -> Sequence[Sequence[tuple[str, int]]]:
+        """The stretches of every row, written out."""
+        return self.stretches or [[(self.source, length)] if length else [] for length in self.num_drafted.tolist()]
+
 
 class LengthSchedule(Protocol):
     """The running state of a length controller during one `generate` call."""
