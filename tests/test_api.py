@@ -78,5 +78,5 @@ def test_files_are_small(repo):
 def test_versions_agree(repo):
     version = hf_specdec.__version__
     assert tomllib.loads((repo / "pyproject.toml").read_text())["project"]["version"] == version
-    assert f"\nversion: {version}\n" in (repo / "CITATION.cff").read_text()
+    assert f"\nversion: {version}\n" in (repo / "docs" / "CITATION.cff").read_text()
     assert f"\n## {version}" in (repo / "docs" / "changelog.md").read_text()
