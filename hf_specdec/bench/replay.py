@@ -2,7 +2,9 @@
 
 Everything here is *ours*, built on the cost model of Leviathan et al. (arXiv 2211.17192, section 3.4). With `d_s` the isolated
 seconds of one draft step of source `s` (0 for n-grams), `P(w)` those of a target pass over `w` tokens, and `r` the seconds per
-token that plain decoding took in the same run:
+token that plain decoding took in the same run.
+`predicted_speedup` and `ceiling_speedup` are medians over prompts, with `r` of the prompt, as the speed-up is; the constant
+length is judged over all prompts together:
 
 * The *replay* of an arm sums `g * d_s + P(g + 1)` over its rounds, `g` tokens drafted in each; where a match extends a model's
   draft, only the model's tokens cost steps. `predicted_speedup` is `r * tokens / replay`.

@@ -45,8 +45,17 @@ def summarize(rows: list[Row], costs: Costs | None, *, sampled: bool = False) ->
 
 
 def predicted_speedup(rows: list[Row], plain: dict[int, Row], costs: Costs) -> float:
-    """Plain seconds for as many tokens, over the isolated costs of the rounds' draft steps and verification passes."""
-    return _seconds_per_token(plain) * _num_emitted(rows) / replay_seconds(rows, costs)
+    """Plain seconds for as many tokens, over the isolated costs of the rounds' draft steps and verification passes: the
+    median over prompts, as the speed-up is."""
+    return _median_speedup(rows, plain, [replay_seconds([row], costs) for row in rows])
+
+
+def _median_speedup(rows: list[Row], plain: dict[int, Row], seconds: list[float]) -> float:
+    """The median over prompts of plain seconds for as many tokens over `seconds`."""
+    return statistics.median(
+        _num_emitted([row]) / plain[row.prompt].tokens_per_second / each
+        for row, each in zip(rows, seconds, strict=True)
+    )
 
 
 def _seconds_per_token(plain: dict[int, Row]) -> float:
@@ -91,13 +100,13 @@ def _counts(rows: list[Row]) -> dict[str, Any]:
 def _predictions(rows: list[Row], everyone: list[Row], plain: dict[int, Row], costs: Costs) -> dict[str, Any]:
     known = [row for row in everyone if row.rounds]
     sources = sources_of(rows)
-    ceiling = sum(ceiling_seconds(row, known, sources, costs) for row in rows)
-    seconds_per_token, emitted = _seconds_per_token(plain), _num_emitted(rows)
+    ceilings = [ceiling_seconds(row, known, sources, costs) for row in rows]
+    emitted = _num_emitted(rows)
     return {
         "predicted_speedup": predicted_speedup(rows, plain, costs),
         "replayed_tokens_per_second": emitted / replay_seconds(rows, costs),
-        "ceiling_speedup": seconds_per_token * emitted / ceiling,
-        "best_constant": best_constant(rows, costs, seconds_per_token),
+        "ceiling_speedup": _median_speedup(rows, plain, ceilings),
+        "best_constant": best_constant(rows, costs, _seconds_per_token(plain)),
     }
 
 
