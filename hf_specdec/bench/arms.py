@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from hf_specdec.bench.economize import EconomizeArm
@@ -26,6 +27,7 @@ class Arm:
             draft model, whose `num_assistant_tokens` is set for the call only.
         economize ([`EconomizeArm`], *optional*): What the package economize shall do.
         needs_draft (`bool`): Whether the arm uses the draft model.
+        reduced (`bool`): Whether the draft model's head scores a draft vocabulary only.
     """
 
     name: str
@@ -33,26 +35,29 @@ class Arm:
     stock: dict[str, Any] | None = None
     economize: EconomizeArm | None = None
     needs_draft: bool = False
+    reduced: bool = False
 
     @property
     def is_plain(self) -> bool:
         return self.config is None and self.stock is None and self.economize is None
 
 
-def parse_arm(name: str) -> Arm:
+def parse_arm(name: str, draft_vocabulary: Path | None = None) -> Arm:
     """The arm with this name.
 
     `plain`; `stock-assistant`, `stock-assistant-N`, `stock-lookup-N`, `stock-early-exit-N`; `economize-lookup-N`,
     `economize-model-N` (the package economize, where it is installed); `default`, `model-N`, `ngram-N`,
-    `hybrid-N`; `easd`, `easd-THRESHOLD`, `easd-plain` (the ablation that resamples without the mask). Without `-N` the
-    length is the configuration's own.
+    `hybrid-N`; `default-reduced`, `model-reduced-N`, `hybrid-reduced-N`, whose draft model scores the ids of
+    `draft_vocabulary` only; `easd`, `easd-THRESHOLD`, `easd-plain` (the ablation that resamples without the mask). Without
+    `-N` the length is the configuration's own.
 
     Raises:
-        [`InvalidConfigError`]: For an unknown name, listing the known ones.
+        [`InvalidConfigError`]: For an unknown name, listing the known ones, and for a reduced arm without vocabulary.
     """
     for pattern, make in _ARMS.items():
         if match := re.fullmatch(pattern, name):
-            return make(name, *match.groups())
+            arm = make(name, *match.groups())
+            return _reduced(arm, draft_vocabulary) if "-reduced" in name else arm
     raise InvalidConfigError(f"unknown arm {name!r}; known: {', '.join(_ARMS)}")
 
 
@@ -62,6 +67,14 @@ def _ours(drafting: str) -> Callable[..., Arm]:
         return Arm(name, ExactConfig(drafting=drafting, length=length), needs_draft=drafting != "ngram")  # type: ignore[arg-type]
 
     return make
+
+
+def _reduced(arm: Arm, draft_vocabulary: Path | None) -> Arm:
+    if draft_vocabulary is None or arm.config is None:
+        raise InvalidConfigError(
+            f"the arm {arm.name} needs a draft vocabulary: pass --draft-vocabulary FILE, made by `specdec calibrate vocabulary`"
+        )
+    return replace(arm, config=replace(arm.config, draft_vocabulary=draft_vocabulary), reduced=True)
 
 
 def _easd(name: str, threshold: str | None = None) -> Arm:
@@ -83,10 +96,10 @@ _ARMS: dict[str, Callable[..., Arm]] = {
     r"economize-model-(\d+)": lambda name, number: Arm(
         name, economize=EconomizeArm("draft_model", int(number)), needs_draft=True
     ),
-    r"default": _ours("auto"),
-    r"model(?:-(\d+))?": _ours("model"),
+    r"default(?:-reduced)?": _ours("auto"),
+    r"model(?:-reduced)?(?:-(\d+))?": _ours("model"),
     r"ngram(?:-(\d+))?": _ours("ngram"),
-    r"hybrid(?:-(\d+))?": _ours("hybrid"),
+    r"hybrid(?:-reduced)?(?:-(\d+))?": _ours("hybrid"),
     r"easd": _easd,
     r"easd-([\d.]+)": _easd,
     r"easd-plain": lambda name: Arm(name, EASDConfig(resample="plain"), needs_draft=True),

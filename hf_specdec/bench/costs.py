@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -24,11 +24,18 @@ class Costs:
         target (`dict[int, float]`): Seconds of a target pass, by the number of tokens it is fed.
         draft_step (`float`, *optional*): Seconds of one draft step.
         prefix_length (`int`): Tokens in the cache.
+        reduced_step (`float`, *optional*): Seconds of one draft step whose head scores a draft vocabulary only.
     """
 
     target: dict[int, float]
     draft_step: float | None
     prefix_length: int
+    reduced_step: float | None = None
+
+    @property
+    def reduced(self) -> Costs:
+        """The costs of arms with a draft vocabulary."""
+        return replace(self, draft_step=self.reduced_step)
 
     @property
     def c(self) -> float | None:
@@ -55,7 +62,13 @@ class Costs:
 
 @torch.no_grad()
 def measure_costs(
-    target: Any, draft: Any | None, *, prefix_length: int = 192, widest: int = 9, repeats: int = 5
+    target: Any,
+    draft: Any | None,
+    *,
+    reduced_draft: Any | None = None,
+    prefix_length: int = 192,
+    widest: int = 9,
+    repeats: int = 5,
 ) -> Costs:
     """Measures target passes of 1 to `widest` tokens and draft steps in turn, and takes medians.
 
@@ -64,6 +77,7 @@ def measure_costs(
 
     Args:
         target, draft (`PreTrainedModel`): The models; the draft may be None.
+        reduced_draft (`PreTrainedModel`, *optional*): The draft model with a reduced head.
         prefix_length (`int`): Tokens in the cache while measuring.
         widest (`int`): Widest pass.
         repeats (`int`): Measurements of each.
@@ -71,17 +85,21 @@ def measure_costs(
     vocab_size = target.config.get_text_config().vocab_size
     tokens = torch.randint(0, vocab_size, (1, prefix_length + widest), generator=torch.Generator().manual_seed(0))
     passes = _Passes(target, tokens, prefix_length)
-    steps = None if draft is None else _Passes(draft, tokens, prefix_length)
+    drafts = {"draft": draft, "reduced": reduced_draft}
+    steps = {name: _Passes(model, tokens, prefix_length) for name, model in drafts.items() if model is not None}
     seconds: dict[tuple[str, int], list[float]] = {}
     for _ in range(repeats + 1):  # the first turn warms up
         for width in range(1, widest + 1):
             seconds.setdefault(("target", width), []).append(passes.seconds(width))
-            if steps is not None:
-                seconds.setdefault(("draft", 1), []).append(steps.seconds(1))
+            for name, step in steps.items():
+                seconds.setdefault((name, 1), []).append(step.seconds(1))
     # Every turn holds a draft step beside each width of the target, so its warm-up is that many steps long.
     medians = {key: statistics.median(values[len(values) // (repeats + 1) :]) for key, values in seconds.items()}
     return Costs(
-        {width: medians["target", width] for width in range(1, widest + 1)}, medians.get(("draft", 1)), prefix_length
+        {width: medians["target", width] for width in range(1, widest + 1)},
+        medians.get(("draft", 1)),
+        prefix_length,
+        medians.get(("reduced", 1)),
     )
 
 

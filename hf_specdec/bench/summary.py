@@ -39,7 +39,7 @@ def summarize(rows: list[Row], costs: Costs | None, *, sampled: bool = False) ->
         if own[0].stats:
             summary[name] |= _counts(own)
             if costs is not None:
-                summary[name] |= _predictions(own, rows, plain, costs)
+                summary[name] |= _predictions(own, rows, plain, costs.reduced if "-reduced" in name else costs)
                 summary[name]["loop_efficiency"] = summary[name]["speedup"] / summary[name]["predicted_speedup"]
     return summary
 

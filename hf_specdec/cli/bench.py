@@ -37,9 +37,13 @@ def bench(
             "--arms",
             help="Comma-separated: plain, stock-assistant[-N], stock-lookup-N, stock-early-exit-N, economize-model-N, "
             "economize-lookup-N (where that package is installed), default, model[-N], ngram[-N], hybrid[-N], "
-            "easd[-THRESHOLD], easd-plain.",
+            "default-reduced, model-reduced[-N], hybrid-reduced[-N], easd[-THRESHOLD], easd-plain.",
         ),
     ] = _ARMS,
+    draft_vocabulary: Annotated[
+        Path | None,
+        typer.Option("--draft-vocabulary", help="For the -reduced arms; see `specdec calibrate vocabulary`."),
+    ] = None,
     field: Annotated[
         str | None,
         typer.Option("--field", help="Field of a .jsonl file; by default prompt, question, problem or text."),
@@ -68,8 +72,10 @@ def bench(
     measured in the same run and give the predicted speed-up. Ctrl-C keeps what is done; --resume goes on.
     """
     from hf_specdec.bench import Benchmark, measure_costs, parse_arm, summarize, write_report
+    from hf_specdec.drafters import DraftVocabulary
+    from hf_specdec.reduced_head import reduce_head
 
-    chosen = [parse_arm(name.strip()) for name in arms.split(",")]
+    chosen = [parse_arm(name.strip(), draft_vocabulary) for name in arms.split(",")]
     models = load_models(
         target, assistant, dtype=dtype, device_map=device_map, quantization=quantization, packed=packed and "auto"
     )
@@ -86,11 +92,15 @@ def bench(
         "seed": seed,
         "dtype": str(dtype),
         "packed": packed,
+        "draft_vocabulary": None if draft_vocabulary is None else draft_vocabulary.name,
     }
     summary: dict[str, Any] = {}
     rows: dict[str, list[Row]] = {}
     with quiet():
-        costs = measure_costs(models.target, models.assistant)
+        reduced = None
+        if draft_vocabulary is not None and any(arm.reduced for arm in chosen):
+            reduced = reduce_head(models.assistant, DraftVocabulary.load(draft_vocabulary).token_ids)
+        costs = measure_costs(models.target, models.assistant, reduced_draft=reduced)
         for path in data:
             name = _name_of(path)
             checkpoint = out.with_name(f"{out.name}.{name}.rows.jsonl")

@@ -9,6 +9,8 @@ import time
 
 import pytest
 
+from hf_specdec import DraftVocabulary
+
 
 @pytest.fixture
 def data(tmp_path):
@@ -124,3 +126,17 @@ def test_wrong_arms_are_explained(pair, data, tmp_path, run, arms, message):
 def test_an_arm_that_drafts_needs_a_draft_model(pair, data, tmp_path, run):
     command = ["bench", "--target", pair.target, "--data", data, "--out", tmp_path / "r", "--arms", "plain,model-3"]
     assert "need a draft model" in run(*command, code=2).stderr
+
+
+def test_reduced_arms_use_the_vocabulary_and_its_own_costs(pair, data, tmp_path, run, run_json):
+    vocabulary = DraftVocabulary.from_texts(pair.tokenizer, ["w1 w2 w3 w4 w5 w6 w7 w8"] * 2, 20)
+    vocabulary.save(tmp_path / "words.safetensors")
+    arms = ["--arms", "plain,model-3,model-reduced-3,default-reduced", "--limit", "2"]
+    command = options_for(pair, data, tmp_path / "r", *arms)
+    assert "--draft-vocabulary" in run(*command, code=2).stderr
+    printed = run_json(*command, "--draft-vocabulary", tmp_path / "words.safetensors")
+    assert printed["environment"]["costs"]["reduced_step"] > 0
+    figures = printed["summary"]["tasks"]
+    assert {name: each["text_equal"] for name, each in figures.items()} == dict.fromkeys(figures, 1.0)
+    assert list(figures) == ["plain", "default-reduced", "model-3", "model-reduced-3"]
+    assert figures["model-reduced-3"]["predicted_speedup"] > 0
