@@ -116,11 +116,13 @@ class GoodputSchedule:
         steps = 0
         for row, stretches in enumerate(round_.kinds):
             verified, accepted = int(round_.num_verified[row]), int(round_.num_accepted[row])
+            fruitless = 0
             if round_.num_attempted is not None and int(round_.num_attempted[row]) > sum(n for _, n in stretches):
                 # Where the drafter found nothing worth proposing, looking for it did not pay.
                 stretches, verified = stretches or [(round_.source, 0)], min(verified, accepted) + 1
+                fruitless = 1
             for kind, length in stretches:
-                self._record(kind).observe(min(verified, length + 1), min(accepted, length))
+                self._record(kind).observe(min(verified, length + fruitless), min(accepted, length))
                 verified, accepted = max(0, verified - length), max(0, accepted - length)
                 steps = steps if is_free(kind) else max(steps, length)
                 seen.add(kind)

@@ -151,3 +151,16 @@ def test_a_seed_reproduces_sampled_text_with_frozen_costs():
             )
         )
     assert torch.equal(*texts)
+
+
+def test_a_match_that_extends_a_draft_says_nothing_against_the_draft():
+    """What was judged after the model's last token is the match's, also where it was rejected."""
+    schedule = GoodputLength(costs=CostTable(0.2, ((1, 1.0), (9, 1.2)))).start(1)
+    before = schedule.forecast().rates["model"]
+    for _ in range(6):
+        counts = [torch.tensor([number]) for number in (3, 2, 1)]
+        stretches = [[("model", 1), ("ngram-2", 2)]]
+        schedule.observe(Round([[0] * 2], *counts, torch.tensor([True]), source="hybrid", stretches=stretches))
+    rates = schedule.forecast().rates["model"]
+    assert rates[0] > before[0]
+    assert rates[1] > before[1]  # never tried, so it leans on the first
