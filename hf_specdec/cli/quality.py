@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import sys
 import time
+from collections.abc import Sequence
 from datetime import date, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -34,6 +35,15 @@ def quality(
     assistant: opt.Assistant = None,
     limit: opt.Limit = None,
     chat: opt.Chat = None,
+    examples: Annotated[
+        int | None,
+        typer.Option(
+            "--examples",
+            min=0,
+            max=2,
+            help="Worked examples before each question; 0 puts an instruction after it. By default 2 with a chat template.",
+        ),
+    ] = None,
     arms: Annotated[
         str,
         typer.Option(
@@ -75,6 +85,7 @@ def quality(
     reports what there is.
     """
     from hf_specdec.quality import Evaluation, RowsFile, parse_quality_arms, prompt_for, read_questions
+    from hf_specdec.quality.gsm8k import EXAMPLES
 
     chosen = parse_quality_arms([name.strip() for name in arms.split(",")], threshold, length)
     remarks, dice = _remarks(notes or []), _seeds(seeds)
@@ -88,6 +99,7 @@ def quality(
         "dtype": str(dtype),
         "quantization": None if quantization is None else str(quantization),
         "chat": chat,
+        "examples": examples,
         "threshold": threshold,
         "length": length,
         "temperature": temperature,
@@ -103,9 +115,14 @@ def quality(
         models = load_models(
             target, assistant, dtype=dtype, device_map=device_map, quantization=quantization, packed=packed and "auto"
         )
-        file = RowsFile.start(path, settings, _environment(models, packed), resume=resume)
+        template = models.tokenizer.chat_template is not None and chat is not False
+        shown = EXAMPLES[: len(EXAMPLES) * template if examples is None else examples]
+        file = RowsFile.start(path, settings, _environment(models, packed) | _asked(shown), resume=resume)
         environment = file.environment
-        prompts = [encode_prompt(models.tokenizer, prompt_for(question), chat) for question in questions]
+        prompts = [
+            encode_prompt(models.tokenizer, prompt_for(question, instructed=not shown), chat, examples=shown)
+            for question in questions
+        ]
         evaluation = Evaluation(
             models.target,
             models.assistant,
@@ -181,10 +198,8 @@ def _environment(models: Models, packed: bool) -> dict[str, Any]:
     import transformers
 
     import hf_specdec
-    from hf_specdec.quality.gsm8k import INSTRUCTION
 
     return {
-        "instruction": INSTRUCTION,
         "device": str(models.target.device),
         "threads": torch.get_num_threads(),
         "linears": "packed where they are float32 on the CPU" if packed else "torch's own",
@@ -195,6 +210,15 @@ def _environment(models: Models, packed: bool) -> dict[str, Any]:
             "torch": torch.__version__,
         },
     }
+
+
+def _asked(examples: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """How the questions were put."""
+    from hf_specdec.quality.gsm8k import INSTRUCTION
+
+    if not examples:
+        return {"instruction": INSTRUCTION}
+    return {f"example {place}": " / ".join(each).replace("\n", " ") for place, each in enumerate(examples, start=1)}
 
 
 def _fingerprint(questions: list[Question]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +63,15 @@ def read_pairs(file: Path, prompt_field: str, field: str, limit: int | None = No
     ]
 
 
-def encode_prompt(tokenizer: Any, prompt: str, chat: bool | None, system: str | None = None) -> list[int]:
-    """The prompt's token ids, through the chat template where it is wanted.
+def encode_prompt(
+    tokenizer: Any,
+    prompt: str,
+    chat: bool | None,
+    system: str | None = None,
+    examples: Sequence[tuple[str, str]] = (),
+) -> list[int]:
+    """The prompt's token ids, through the chat template where it is wanted; `examples` are turns of user and model that go
+    before it.
 
     Raises:
         [`CommandError`]: If a template is asked for and there is none.
@@ -72,10 +80,17 @@ def encode_prompt(tokenizer: Any, prompt: str, chat: bool | None, system: str | 
     if not (has_template if chat is None else chat):
         if system is not None:
             raise CommandError("--system needs the chat template, which is off here")
+        if examples:
+            raise CommandError("--examples needs a chat template, which shows where an answer ends: pass --examples 0")
         return list(tokenizer(prompt)["input_ids"])
     if not has_template:
         raise CommandError("this tokenizer has no chat template: pass --no-chat")
-    messages = [{"role": "user", "content": prompt}]
+    messages = [
+        {"role": role, "content": text}
+        for example in examples
+        for role, text in zip(("user", "assistant"), example, strict=True)
+    ]
+    messages.append({"role": "user", "content": prompt})
     if system is not None:
         messages.insert(0, {"role": "system", "content": system})
     text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)

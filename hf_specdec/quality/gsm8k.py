@@ -12,10 +12,25 @@ from pathlib import Path
 from hf_specdec.errors import InvalidConfigError
 
 
-__all__ = ["INSTRUCTION", "Question", "extract_answer", "is_correct", "prompt_for", "read_questions"]
+__all__ = ["EXAMPLES", "INSTRUCTION", "Question", "extract_answer", "is_correct", "prompt_for", "read_questions"]
 
 INSTRUCTION = (
     'Reason step by step. Then write the final answer, a single number, on a last line of its own after "####".'
+)
+
+EXAMPLES = (
+    (
+        "A box holds 4 rows of 6 pens. Ann keeps 5 pens and sells the rest for 2 dollars each. How many dollars does she "
+        "get?",
+        "The box holds 4 * 6 = 24 pens.\nAnn keeps 5, so she sells 24 - 5 = 19 pens.\n"
+        "Each brings 2 dollars, so she gets 19 * 2 = 38 dollars.\n#### 38",
+    ),
+    (
+        "Tom runs 3 miles on each of 5 days a week. Mia runs half as far as he does in a week. How many miles do the two "
+        "run together in 4 weeks?",
+        "In a week Tom runs 3 * 5 = 15 miles.\nMia runs half as far, which is 15 / 2 = 7.5 miles.\n"
+        "Together they run 15 + 7.5 = 22.5 miles a week.\nIn 4 weeks that is 22.5 * 4 = 90 miles.\n#### 90",
+    ),
 )
 
 # A minus sign counts only where nothing stands before it that it could subtract from.
@@ -70,9 +85,9 @@ def read_questions(file: Path, limit: int | None = None) -> list[Question]:
     return questions
 
 
-def prompt_for(question: Question) -> str:
-    """The user's message: the question, and how to answer it. The wording is ours."""
-    return f"{question.text}\n\n{INSTRUCTION}"
+def prompt_for(question: Question, instructed: bool = True) -> str:
+    """The user's message: the question, and how to answer it unless worked examples show that. The wording is ours."""
+    return f"{question.text}\n\n{INSTRUCTION}" if instructed else question.text
 
 
 def extract_answer(text: str) -> Decimal | None:

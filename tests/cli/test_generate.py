@@ -130,6 +130,14 @@ def test_a_template_brings_its_own_special_tokens():
     assert encode_prompt(WithStart(), "ab", False) == [1, 97, 98]
 
 
+def test_worked_examples_are_turns_before_the_prompt(pair):
+    examples = [("w1", "w2"), ("w3", "w4")]
+    turns = "<user> w1 <assistant> w2 <user> w3 <assistant> w4 <user> w5 <assistant>"
+    assert encode_prompt(pair.tokenizer, "w5", True, examples=examples) == pair.tokenizer(turns)["input_ids"]
+    with pytest.raises(Exception, match="--examples needs a chat template"):
+        encode_prompt(pair.tokenizer, "w5", False, examples=examples)
+
+
 def test_prompts_from_a_text_file(run, run_json, pair, tmp_path):
     file = tmp_path / "prompts.txt"
     file.write_text("w1 w2\n\nw3 w4\nw5 w6\n")

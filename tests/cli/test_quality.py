@@ -22,7 +22,20 @@ def data(tmp_path):
 
 
 def options_for(pair, data, out, *more):
-    options = ["--data", data, "--max-new-tokens", "12", "--batch-size", "2", "--out", out, "--threshold", "0.5"]
+    options = [
+        "--data",
+        data,
+        "--examples",
+        "0",
+        "--max-new-tokens",
+        "12",
+        "--batch-size",
+        "2",
+        "--out",
+        out,
+        "--threshold",
+        "0.5",
+    ]
     return ["quality", *pair.options, *options, *more]
 
 
@@ -153,3 +166,11 @@ def test_wrong_options_are_explained(pair, data, tmp_path, run, more, message):
 def test_an_arm_that_drafts_needs_a_draft_model(pair, data, tmp_path, run):
     command = ["quality", "--target", pair.target, "--data", data, "--out", tmp_path / "q", "--arms", "plain,exact"]
     assert "need a draft model" in run(*command, code=2).stderr
+
+
+def test_worked_examples_by_default_and_an_instruction_on_request(pair, data, tmp_path, run_json):
+    command = ["quality", *pair.options, "--data", data, "--arms", "plain", "--max-new-tokens", "4"]
+    shown = run_json(*command, "--out", tmp_path / "a")["environment"]
+    assert shown["example 1"].endswith("#### 38") and "instruction" not in shown
+    asked = run_json(*command, "--out", tmp_path / "b", "--examples", 0)["environment"]
+    assert "####" in asked["instruction"] and "example 1" not in asked

@@ -7,6 +7,7 @@ import pytest
 
 from hf_specdec.errors import InvalidConfigError
 from hf_specdec.quality import Question, extract_answer, is_correct, prompt_for, read_questions
+from hf_specdec.quality.gsm8k import EXAMPLES, INSTRUCTION
 
 
 @pytest.mark.parametrize(
@@ -107,3 +108,13 @@ def test_a_malformed_file_is_explained(tmp_path, content, message):
     (tmp_path / "test.jsonl").write_text(content)
     with pytest.raises(InvalidConfigError, match=message):
         read_questions(tmp_path / "test.jsonl")
+
+
+def test_the_worked_examples_end_with_their_number():
+    assert [str(extract_answer(answer)) for _, answer in EXAMPLES] == ["38", "90"]
+
+
+def test_worked_examples_take_the_place_of_the_instruction():
+    question = Question(0, "Q?", Decimal(1))
+    assert prompt_for(question, instructed=False) == "Q?"
+    assert INSTRUCTION in prompt_for(question)
