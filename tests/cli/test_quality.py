@@ -171,6 +171,8 @@ def test_an_arm_that_drafts_needs_a_draft_model(pair, data, tmp_path, run):
 def test_worked_examples_by_default_and_an_instruction_on_request(pair, data, tmp_path, run_json):
     command = ["quality", *pair.options, "--data", data, "--arms", "plain", "--max-new-tokens", "4"]
     shown = run_json(*command, "--out", tmp_path / "a")["environment"]
-    assert shown["example 1"].endswith("#### 38") and "instruction" not in shown
+    assert shown["example 1"].endswith("#### 38")
+    assert "instruction" not in shown
     asked = run_json(*command, "--out", tmp_path / "b", "--examples", 0)["environment"]
-    assert "####" in asked["instruction"] and "example 1" not in asked
+    assert "####" in asked["instruction"]
+    assert "example 1" not in asked
