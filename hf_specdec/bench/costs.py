@@ -25,12 +25,14 @@ class Costs:
         draft_step (`float`, *optional*): Seconds of one draft step.
         prefix_length (`int`): Tokens in the cache.
         reduced_step (`float`, *optional*): Seconds of one draft step whose head scores a draft vocabulary only.
+        batch_size (`int`): Rows of each pass.
     """
 
     target: dict[int, float]
     draft_step: float | None
     prefix_length: int
     reduced_step: float | None = None
+    batch_size: int = 1
 
     @property
     def reduced(self) -> Costs:
@@ -69,6 +71,7 @@ def measure_costs(
     prefix_length: int = 192,
     widest: int = 9,
     repeats: int = 5,
+    batch_size: int = 1,
 ) -> Costs:
     """Measures target passes of 1 to `widest` tokens and draft steps in turn, and takes medians.
 
@@ -81,9 +84,12 @@ def measure_costs(
         prefix_length (`int`): Tokens in the cache while measuring.
         widest (`int`): Widest pass.
         repeats (`int`): Measurements of each.
+        batch_size (`int`): Rows of each pass.
     """
     vocab_size = target.config.get_text_config().vocab_size
-    tokens = torch.randint(0, vocab_size, (1, prefix_length + widest), generator=torch.Generator().manual_seed(0))
+    tokens = torch.randint(
+        0, vocab_size, (batch_size, prefix_length + widest), generator=torch.Generator().manual_seed(0)
+    )
     passes = _Passes(target, tokens, prefix_length)
     drafts = {"draft": draft, "reduced": reduced_draft}
     steps = {name: _Passes(model, tokens, prefix_length) for name, model in drafts.items() if model is not None}
@@ -100,6 +106,7 @@ def measure_costs(
         medians.get(("draft", 1)),
         prefix_length,
         medians.get(("reduced", 1)),
+        batch_size,
     )
 
 

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hf_specdec.bench.costs import Costs
@@ -112,12 +112,21 @@ def best_constant(rows: list[Row], costs: Costs, plain_seconds: float) -> dict[s
 def ceiling_seconds(row: Row, known: Iterable[Row], sources: set[str], costs: Costs) -> float:
     """`f(0)`: the fewest isolated seconds in which the row's text can be decoded.
 
+    A batch's rows share their passes and none can be faster than its own fastest way, so a batch takes at least as long as
+    the slowest of them; its `costs` are those of batched passes.
+
     Args:
-        row (`Row`): The text.
+        row (`Row`): The text, or the texts of a batch.
         known (`Iterable[Row]`): Rows whose rounds tell what is right; those of another text are passed over.
         sources (`set[str]`): What may draft.
         costs ([`Costs`]): Isolated costs.
     """
+    if row.batch:
+        parts = [_rows_of(each) for each in known]
+        return max(
+            ceiling_seconds(own, [each[place] for each in parts if place < len(each)], sources, costs)
+            for place, own in enumerate(_rows_of(row))
+        )
     length = _num_tokens(row)
     reach = {source: [0] * (length + 1) for source in sources}
     for each in known:
@@ -136,6 +145,14 @@ def ceiling_seconds(row: Row, known: Iterable[Row], sources: set[str], costs: Co
                     choices.append(drafted * step + passes[drafted + more + 1] + rest)
         fastest[place] = min(choices)
     return fastest[0]
+
+
+def _rows_of(batch: Row) -> list[Row]:
+    """The rows of a batch as if each had been decoded alone."""
+    return [
+        replace(batch, tokens=tokens, rounds=rounds, batch=[], row_rounds=[])
+        for tokens, rounds in zip(batch.batch, batch.row_rounds, strict=True)
+    ]
 
 
 def _num_tokens(row: Row) -> int:

@@ -1,4 +1,4 @@
-"""Running the arms: every prompt through every arm, in alternating order, each finished row saved at once."""
+"""Running the arms: every prompt, or batch of prompts, through every arm in alternating order; finished rows are kept."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ import torch
 from transformers import StoppingCriteriaList
 
 from hf_specdec.bench.arms import Arm
+from hf_specdec.bench.batched import pad_left, recorded_round, row_rounds, until_end
 from hf_specdec.bench.clock import Clock
 from hf_specdec.bench.economize import EconomizeRun, economize_problem
 from hf_specdec.errors import InvalidConfigError
+from hf_specdec.records import Round
 from hf_specdec.stats import SpeculativeStats
 
 
@@ -25,12 +27,12 @@ __all__ = ["Benchmark", "Row"]
 
 @dataclass(frozen=True)
 class Row:
-    """One prompt decoded by one arm.
+    """One call of an arm: a prompt, or a batch of prompts.
 
     Args:
-        arm, prompt (`str`, `int`): The arm's name and the prompt's number.
-        tokens (`list[int]`): The new tokens.
-        text (`str`): The new text.
+        arm, prompt (`str`, `int`): The arm's name and the prompt's number; in batches, the batch's number.
+        tokens (`list[int]`): The new tokens; those of a batch's rows one after another, each up to its EOS.
+        text (`str`): The new text; that of a batch's rows line by line.
         decode_tokens (`int`): Tokens of the decode phase: what came after the first forward pass (for transformers' own
             assisted decoding, after its first round, which holds both prefills).
         decode_seconds (`float`): Time of the decode phase; the prompts' forward passes are not in it.
@@ -38,7 +40,10 @@ class Row:
         total_seconds (`float`): Time of the whole `generate` call.
         rounds (`list[list]`): `[drafted, emitted, source, parts]` of every round, for arms of this package; `parts` lists
             `[source, tokens]` from left to right, with `ngram` for matches of any size.
+            In a batch, as the whole batch pays for it, see [`recorded_round`].
         stats (`dict`): The run's statistics, for arms of this package.
+        batch (`list[list[int]]`): The new tokens of each row of a batch; empty for a single prompt.
+        row_rounds (`list[list[list]]`): Like `rounds`, for each row of a batch.
     """
 
     arm: str
@@ -51,6 +56,8 @@ class Row:
     rounds: list[list[Any]] = field(default_factory=list)
     stats: dict[str, Any] = field(default_factory=dict)
     decode_rounds: int = 0
+    batch: list[list[int]] = field(default_factory=list)
+    row_rounds: list[list[list[Any]]] = field(default_factory=list)
 
     @property
     def prefill_seconds(self) -> float:
@@ -76,6 +83,7 @@ class Benchmark:
         temperature (`float`, *optional*): Samples at this temperature, without top-k and top-p; greedy by default.
         seed (`int`): When sampling, each prompt's dice start from `seed` plus its number. The global generator is put back.
         checkpoint (`Path`, *optional*): Where finished rows are kept, one JSON object a line.
+        batch_size (`int`): Prompts that are decoded together. Transformers' assisted decoding and the peers take one.
     """
 
     target: Any
@@ -87,6 +95,7 @@ class Benchmark:
     checkpoint: Path | None = None
     temperature: float | None = None
     seed: int = 0
+    batch_size: int = 1
     _peers: dict[str, EconomizeRun] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -96,6 +105,11 @@ class Benchmark:
             raise InvalidConfigError(f"the arms {', '.join(missing)} need a draft model")
         if self.temperature is not None and not self.temperature > 0.0:
             raise InvalidConfigError(f"temperature must be above 0 (None is greedy), got {self.temperature}")
+        if self.batch_size > 1 and (single := [arm.name for arm in self.arms if arm.stock or arm.economize]):
+            raise InvalidConfigError(f"{', '.join(single)} decode one prompt at a time: batch_size must be 1")
+        self.batches = [
+            self.prompts[first : first + self.batch_size] for first in range(0, len(self.prompts), self.batch_size)
+        ]
         peers = [arm.name for arm in self.arms if arm.economize is not None]
         if peers and (problem := economize_problem()):
             raise InvalidConfigError(f"the arms {', '.join(peers)} cannot run: {problem}")
@@ -109,7 +123,7 @@ class Benchmark:
             if line.endswith("\n"):
                 rows.append(Row(**json.loads(line)))
         known = {arm.name for arm in self.arms}
-        return [row for row in rows if row.arm in known and row.prompt < len(self.prompts)]
+        return [row for row in rows if row.arm in known and row.prompt < len(self.batches)]
 
     def run(self, progress: Callable[[Row], None] = lambda row: None) -> list[Row]:
         """Decodes what is not finished yet, and returns all rows."""
@@ -125,65 +139,84 @@ class Benchmark:
         return sorted(rows, key=lambda row: (row.prompt, row.arm))
 
     def decode(self, arm: Arm, prompt: int) -> Row:
-        """One prompt through one arm."""
+        """One prompt, or one batch of them, through one arm."""
         if arm.economize is not None and arm.name not in self._peers:
             self._peers[arm.name] = EconomizeRun(arm.economize, self.target, self.assistant, self.temperature)
         device = self.target.device
-        input_ids = torch.tensor([self.prompts[prompt]], device=device)
+        inputs = pad_left(self.batches[prompt], self._pad_token_id(), device)
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             if self.temperature is not None:
                 torch.manual_seed(self.seed + prompt)
             started = time.perf_counter()
             decode = self._ours if arm.config is not None else self._theirs if arm.economize is None else self._peer
-            tokens, phase = decode(arm, prompt, input_ids)
+            tokens, phase = decode(arm, prompt, inputs)
             total = time.perf_counter() - started
-        text = self.tokenizer.decode(tokens, skip_special_tokens=True)
-        return Row(arm=arm.name, prompt=prompt, tokens=tokens, text=text, total_seconds=total, **phase)
+        if self.batch_size > 1:
+            phase |= {"batch": tokens, "decode_tokens": sum(len(row) - 1 for row in tokens)}
+        return Row(
+            arm=arm.name,
+            prompt=prompt,
+            tokens=[token for row in tokens for token in row],
+            text="\n".join(self.tokenizer.decode(row, skip_special_tokens=True) for row in tokens),
+            total_seconds=total,
+            **phase,
+        )
 
-    def _ours(self, arm: Arm, prompt: int, input_ids: torch.Tensor) -> tuple[list[int], dict[str, Any]]:
+    def _ours(self, arm: Arm, prompt: int, inputs: dict[str, torch.Tensor]) -> tuple[list[list[int]], dict[str, Any]]:
         collected: list[SpeculativeStats] = []
-        rounds: list[list[Any]] = []
+        rounds: list[Round] = []
         sequences = self.target.generate(
-            **self._inputs(input_ids),
+            **self._options(inputs),
             speculative_config=arm.config,
             assistant_model=self.assistant if arm.needs_draft else None,
             stats_callback=collected.append,
-            round_callback=lambda round_: rounds.append(
-                [int(round_.num_drafted[0]), len(round_.emitted[0]), round_.source, _parts(round_.kinds)]
-            ),
+            round_callback=rounds.append,
         )
-        tokens, stats = sequences[0, input_ids.shape[1] :].tolist(), collected[0]
+        tokens, stats = self._new_tokens(sequences, inputs), collected[0]
+        decoded = rounds[1:]
         return tokens, {
-            "decode_tokens": len(tokens) - 1,
+            "decode_tokens": len(tokens[0]) - 1,
             "decode_seconds": stats.total_seconds - stats.prefill_seconds,
-            "decode_rounds": len(rounds) - 1,
-            "rounds": rounds[1:],
+            "decode_rounds": len(decoded),
+            "rounds": [recorded_round(each) for each in decoded],
             "stats": stats.to_dict(),
+            "row_rounds": [row_rounds(decoded, row) for row in range(len(tokens))] if self.batch_size > 1 else [],
         }
 
-    def _theirs(self, arm: Arm, prompt: int, input_ids: torch.Tensor) -> tuple[list[int], dict[str, Any]]:
+    def _theirs(self, arm: Arm, prompt: int, inputs: dict[str, torch.Tensor]) -> tuple[list[list[int]], dict[str, Any]]:
         """Plain decoding and transformers' own assisted decoding."""
         clock = Clock()
         options = {"stopping_criteria": StoppingCriteriaList([clock])} | self._stock_options(arm)
-        sequences = self._generate(arm, self._inputs(input_ids), options)
+        sequences = self._generate(arm, self._options(inputs), options)
         (started, before), (ended, after) = clock.steps[0], clock.steps[-1]
-        return sequences[0, input_ids.shape[1] :].tolist(), {
+        return self._new_tokens(sequences, inputs), {
             "decode_tokens": after - before,
             "decode_seconds": ended - started,
             "decode_rounds": len(clock.steps) - 1,
         }
 
-    def _peer(self, arm: Arm, prompt: int, input_ids: torch.Tensor) -> tuple[list[int], dict[str, Any]]:
+    def _peer(self, arm: Arm, prompt: int, inputs: dict[str, torch.Tensor]) -> tuple[list[list[int]], dict[str, Any]]:
         tokens, num_tokens, cycles, seconds = self._peers[arm.name].decode(
-            input_ids, self.max_new_tokens, self.seed + prompt
+            inputs["input_ids"], self.max_new_tokens, self.seed + prompt
         )
-        return tokens, {"decode_tokens": num_tokens, "decode_rounds": cycles, "decode_seconds": seconds}
+        return [tokens], {"decode_tokens": num_tokens, "decode_rounds": cycles, "decode_seconds": seconds}
 
-    def _inputs(self, input_ids: torch.Tensor) -> dict[str, Any]:
+    def _new_tokens(self, sequences: torch.Tensor, inputs: dict[str, torch.Tensor]) -> list[list[int]]:
+        new = sequences[:, inputs["input_ids"].shape[1] :].tolist()
+        if self.batch_size == 1:
+            return new
+        ends = self.target.generation_config.eos_token_id
+        return [until_end(row, {ends} if isinstance(ends, int) else set(ends or ())) for row in new]
+
+    def _pad_token_id(self) -> int:
+        given = self.target.generation_config.pad_token_id
+        return 0 if given is None else int(given)
+
+    def _options(self, inputs: dict[str, torch.Tensor]) -> dict[str, Any]:
         sampling = {} if self.temperature is None else {"temperature": self.temperature, "top_k": 0, "top_p": 1.0}
         return {
-            "input_ids": input_ids,
-            "attention_mask": torch.ones_like(input_ids),
+            **inputs,
+            **({"pad_token_id": self._pad_token_id()} if self.batch_size > 1 else {}),
             "max_new_tokens": self.max_new_tokens,
             "do_sample": self.temperature is not None,
             **sampling,
@@ -211,7 +244,7 @@ class Benchmark:
                 setattr(config, name, value)
 
     def _order(self) -> Iterator[tuple[Arm, int]]:
-        for prompt in range(len(self.prompts)):
+        for prompt in range(len(self.batches)):
             for arm in self.arms if prompt % 2 == 0 else reversed(self.arms):
                 yield arm, prompt
 
@@ -226,8 +259,3 @@ class Benchmark:
         if self.checkpoint is not None:
             with self.checkpoint.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(asdict(row)) + "\n")
-
-
-def _parts(stretches: Any) -> list[list[Any]]:
-    row = stretches[0] if stretches else []
-    return [["ngram" if kind.startswith("ngram") else kind, length] for kind, length in row]

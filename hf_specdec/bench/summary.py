@@ -29,6 +29,9 @@ def summarize(rows: list[Row], costs: Costs | None, *, sampled: bool = False) ->
         least so many), `events`, and, where costs were measured, `predicted_speedup`, `loop_efficiency` (`speedup /
         predicted_speedup`), `replayed_tokens_per_second`, `ceiling_speedup` and `best_constant`, which
         [`hf_specdec.bench.replay`] defines. What is not known of an arm is None.
+
+        Of prompts that were decoded in batches, medians are over batches, `tokens_per_round` and the acceptance are those of
+        a row, and there is no `best_constant`.
     """
     plain = {row.prompt: row for row in rows if row.arm == "plain"}
     names = dict.fromkeys(row.arm for row in sorted(rows, key=lambda row: row.arm != "plain"))
@@ -69,23 +72,32 @@ def _num_emitted(rows: list[Row]) -> int:
 def _speeds(rows: list[Row], plain: dict[int, Row], sampled: bool) -> dict[str, Any]:
     rounds, tokens = sum(row.decode_rounds for row in rows), sum(row.decode_tokens for row in rows)
     return {
-        "num_prompts": len(rows),
+        "num_prompts": sum(len(row.batch) or 1 for row in rows),
         "num_tokens": sum(len(row.tokens) for row in rows),
         "tokens_per_second": tokens / sum(row.decode_seconds for row in rows),
         "speedup": statistics.median(row.tokens_per_second / plain[row.prompt].tokens_per_second for row in rows),
         "prefill_seconds": statistics.median(row.prefill_seconds for row in rows),
-        "tokens_per_round": tokens / rounds if rounds else None,
+        "tokens_per_round": tokens / rounds if rounds and not rows[0].batch else None,
         "predicted_speedup": None,
         "loop_efficiency": None,
         "ceiling_speedup": None,
         "best_constant": None,
         "lossless": True,  # of plain and stock decoding and of the peers' arms by their own account
-        "text_equal": None if sampled else sum(row.tokens == plain[row.prompt].tokens for row in rows) / len(rows),
+        "text_equal": None if sampled else _equal_share(rows, plain),
     }
 
 
+def _equal_share(rows: list[Row], plain: dict[int, Row]) -> float:
+    pairs = [
+        pair
+        for row in rows
+        for pair in zip(row.batch or [row.tokens], plain[row.prompt].batch or [plain[row.prompt].tokens], strict=True)
+    ]
+    return sum(own == theirs for own, theirs in pairs) / len(pairs)
+
+
 def _counts(rows: list[Row]) -> dict[str, Any]:
-    num_rounds = sum(len(row.rounds) for row in rows)
+    num_rounds = sum(sum(map(len, row.row_rounds)) or len(row.rounds) for row in rows)
     verified = sum(row.stats["num_verified_tokens"] for row in rows)
     accepted = sum(row.stats["num_accepted_tokens"] for row in rows)
     return {
@@ -106,7 +118,7 @@ def _predictions(rows: list[Row], everyone: list[Row], plain: dict[int, Row], co
         "predicted_speedup": predicted_speedup(rows, plain, costs),
         "replayed_tokens_per_second": emitted / replay_seconds(rows, costs),
         "ceiling_speedup": _median_speedup(rows, plain, ceilings),
-        "best_constant": best_constant(rows, costs, _seconds_per_token(plain)),
+        "best_constant": None if rows[0].batch else best_constant(rows, costs, _seconds_per_token(plain)),
     }
 
 

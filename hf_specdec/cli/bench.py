@@ -50,6 +50,7 @@ def bench(
     ] = None,
     limit: opt.Limit = None,
     chat: opt.Chat = None,
+    batch_size: opt.BatchSize = 1,
     max_new_tokens: opt.MaxNewTokens = 128,
     temperature: Annotated[
         float, typer.Option("--temperature", min=0.0, help="Sample at this temperature; 0 decodes greedily.")
@@ -87,6 +88,7 @@ def bench(
         "field": field,
         "limit": limit,
         "chat": chat,
+        "batch_size": batch_size,
         "max_new_tokens": max_new_tokens,
         "temperature": temperature,
         "seed": seed,
@@ -100,7 +102,7 @@ def bench(
         reduced = None
         if draft_vocabulary is not None and any(arm.reduced for arm in chosen):
             reduced = reduce_head(models.assistant, DraftVocabulary.load(draft_vocabulary).token_ids)
-        costs = measure_costs(models.target, models.assistant, reduced_draft=reduced)
+        costs = measure_costs(models.target, models.assistant, reduced_draft=reduced, batch_size=batch_size)
         for path in data:
             name = _name_of(path)
             checkpoint = out.with_name(f"{out.name}.{name}.rows.jsonl")
@@ -117,6 +119,7 @@ def bench(
                 checkpoint,
                 temperature=temperature or None,
                 seed=seed,
+                batch_size=batch_size,
             )
             with progress_bar(name) as show:
                 rows[name] = _run(benchmark, show)
@@ -131,7 +134,7 @@ def bench(
 
 
 def _run(benchmark: Any, show: Any) -> list[Row]:
-    total = len(benchmark.prompts) * len(benchmark.arms)
+    total = len(benchmark.batches) * len(benchmark.arms)
     done = [len(benchmark.finished())]
 
     def progress(row: Row) -> None:
@@ -192,6 +195,7 @@ def _environment(models: Models, costs: Costs, settings: dict[str, Any]) -> dict
         "baseline": "eager, packed linears" if settings["packed"] else "eager",
         "decoding": f"{_law(settings)}, {settings['max_new_tokens']} new tokens at most, EOS on",
         "prompts": settings["limit"] or "all",
+        "batch_size": settings["batch_size"],
         "date": date.today().isoformat(),
         "versions": {
             "hf_specdec": hf_specdec.__version__,

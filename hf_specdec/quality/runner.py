@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 from transformers import StoppingCriteriaList
 
 from hf_specdec.bench.arms import Arm
+from hf_specdec.bench.batched import pad_left, until_end
 from hf_specdec.bench.clock import Clock
 from hf_specdec.errors import InvalidConfigError
 from hf_specdec.quality.arms import CONTROL, MATCHED, random_arm, throws_dice
@@ -105,7 +105,7 @@ class Evaluation:
         if arm.name == CONTROL:
             arm = random_arm(CONTROL, self._matched_rate(), self.length)
         places = self.batches[number]
-        inputs = self._inputs([self.prompts[place] for place in places])
+        inputs = pad_left([self.prompts[place] for place in places], self._pad_token_id(), self.target.device)
         seeds = [row_seed(seed, self.questions[place].index) for place in places]
         clock, found = Clock(), list[SpeculativeStats]()
         started = time.perf_counter()
@@ -151,17 +151,6 @@ class Evaluation:
         used = [batch.rate for batch in batches if batch.arm == CONTROL and batch.rate is not None]
         return used[0] if used else changed_rate([batch for batch in batches if batch.arm == MATCHED])
 
-    def _inputs(self, prompts: list[list[int]]) -> dict[str, Tensor]:
-        """Prompts padded on the left to a common length."""
-        width, pad = max(map(len, prompts)), self._pad_token_id()
-        device = self.target.device
-        return {
-            "input_ids": torch.tensor([[pad] * (width - len(each)) + each for each in prompts], device=device),
-            "attention_mask": torch.tensor(
-                [[0] * (width - len(each)) + [1] * len(each) for each in prompts], device=device
-            ),
-        }
-
     def _options(self) -> dict[str, Any]:
         """Options of `generate`. A checkpoint's own penalties and filters are switched off: the law is the model's."""
         options = {
@@ -177,16 +166,16 @@ class Evaluation:
 
     def _row(self, place: int, tokens: list[int], counts: dict[str, int]) -> Row:
         question, eos = self.questions[place], self._eos_token_ids()
-        end = next((i + 1 for i, token in enumerate(tokens) if token in eos), None)
-        text = self.tokenizer.decode(tokens[:end], skip_special_tokens=True)
+        tokens = until_end(tokens, eos)
+        text = self.tokenizer.decode(tokens, skip_special_tokens=True)
         answer = extract_answer(text)
         return Row(
             question=question.index,
-            tokens=tokens[:end],
+            tokens=tokens,
             text=text,
             answer=None if answer is None else str(answer),
             correct=answer == question.answer,
-            ended=end is not None,
+            ended=bool(tokens) and tokens[-1] in eos,
             counts=counts,
         )
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hf_specdec import InvalidConfigError
-from hf_specdec.bench import Benchmark, economize, parse_arm
+from hf_specdec.bench import Benchmark, Costs, economize, parse_arm, summarize
 from tests.toys import noisy_copy, prompts, state_of, tiny_llama
 
 
@@ -62,6 +62,72 @@ def test_sampled_texts_depend_on_seed_and_prompt_alone():
     assert texts("plain", "ngram-2", "model-2", prompts_=3).items() >= first.items()
     other = texts("plain", "model-2", seed=5)
     assert all(other[key] != first[key] for key in first)
+
+
+def ragged(*arms, **options):
+    """Five prompts of different lengths, three of them at once."""
+    bench = benchmark(*arms, prompts_=5, batch_size=3, **options)
+    bench.prompts = [each[: 3 + place] for place, each in enumerate(bench.prompts)]
+    bench.__post_init__()
+    return bench
+
+
+def test_batches_write_what_each_prompt_writes_alone():
+    batches = ragged("plain", "model-3", "default").run()
+    assert [(row.prompt, row.arm, len(row.batch)) for row in batches] == [
+        (prompt, arm, size) for prompt, size in ((0, 3), (1, 2)) for arm in ("default", "model-3", "plain")
+    ]
+    alone = ragged("plain")
+    alone.batch_size = 1
+    alone.__post_init__()
+    texts = [row.tokens for row in alone.run()]
+    for row in batches:
+        assert row.batch == texts[3 * row.prompt :][:3]
+        assert row.tokens == [token for tokens in row.batch for token in tokens]
+        assert row.decode_tokens == len(row.tokens) - len(row.batch)
+
+
+def test_a_batch_pays_for_its_longest_draft_and_its_rows_have_their_own_rounds():
+    bench = ragged("plain", "model-3")
+    for row in (each for each in bench.run() if each.arm == "model-3"):
+        assert len(row.row_rounds) == len(row.batch)
+        for tokens, rounds in zip(row.batch, row.row_rounds, strict=True):
+            assert sum(emitted for _, emitted, *_ in rounds) == len(tokens) - 1
+        assert len(row.rounds) == row.decode_rounds == max(map(len, row.row_rounds))
+        for number, (drafted, emitted, *_) in enumerate(row.rounds):
+            going = [rounds[number] for rounds in row.row_rounds if number < len(rounds)]
+            assert drafted == max(each[0] for each in going)
+            assert emitted == sum(each[1] for each in going)
+
+
+def test_figures_of_batches():
+    bench = ragged("plain", "model-3", "ngram-2")
+    rows = bench.run()
+    costs = Costs({1: 0.010, 2: 0.011, 3: 0.012, 4: 0.013}, 0.002, 8, batch_size=3)
+    figures = summarize(rows, costs)
+    assert all(each["num_prompts"] == 5 for each in figures.values())
+    assert all(each["text_equal"] == 1.0 for each in figures.values())
+    assert all(each["best_constant"] is None for each in figures.values())
+    ours = [row for row in rows if row.arm == "model-3"]
+    row_rounds = sum(row.stats["num_rounds"] for row in ours)
+    assert figures["model-3"]["tokens_per_round"] == sum(row.decode_tokens for row in ours) / row_rounds
+    assert figures["model-3"]["ceiling_speedup"] >= figures["model-3"]["predicted_speedup"] > 0
+
+
+def test_an_end_in_a_batch_cuts_the_row_and_nothing_else():
+    free = {row.prompt: row.batch for row in ragged("plain").run()}
+    bench = ragged("plain", "model-3")
+    end = free[0][0][4]
+    bench.target.generation_config.eos_token_id = end
+    for row in bench.run():
+        for tokens, whole in zip(row.batch, free[row.prompt], strict=True):
+            assert tokens == (whole[: whole.index(end) + 1] if end in whole else whole)
+
+
+@pytest.mark.parametrize("arm", STOCK)
+def test_what_takes_one_prompt_is_refused_in_batches(arm):
+    with pytest.raises(InvalidConfigError, match=f"{arm} decode one prompt at a time"):
+        benchmark("plain", arm, batch_size=2)
 
 
 @pytest.mark.parametrize("temperature", [0.0, -1.0])

@@ -84,6 +84,20 @@ def test_a_killed_run_resumes_to_the_same_texts_and_counts(pair, data, tmp_path,
     assert texts("killed") == texts("whole")
 
 
+def test_a_batched_run_is_measured_resumed_and_reported(pair, data, tmp_path, run, run_json):
+    options = options_for(pair, data, tmp_path / "r", "--arms", "plain,model-3", "--batch-size", "3")
+    first = run_json(*options)
+    figures = first["summary"]["tasks"]["model-3"]
+    assert first["environment"]["batch_size"] == first["environment"]["costs"]["batch_size"] == 3
+    assert figures["text_equal"] == 1.0
+    assert figures["num_prompts"] == 4
+    assert figures["ceiling_speedup"] >= figures["predicted_speedup"] > 0
+    again = run_json(*options, "--resume")
+    assert again["summary"]["tasks"]["model-3"]["tokens_per_second"] == figures["tokens_per_second"]
+    error = run(*options_for(pair, data, tmp_path / "s", "--arms", "plain,stock-lookup-3", "--batch-size", "2"), code=2)
+    assert "one prompt at a time" in " ".join(error.stderr.split())
+
+
 def test_resuming_another_run_is_refused(pair, data, tmp_path, run):
     run(*options_for(pair, data, tmp_path / "result", "--arms", "plain,ngram", "--limit", "1"))
     again = options_for(pair, data, tmp_path / "result", "--arms", "plain,model-2", "--limit", "1", "--resume")

@@ -1,0 +1,56 @@
+"""Batches of prompts: what goes into one call of `generate`, and what of its outputs belongs to which row."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hf_specdec.records import Round
+
+
+__all__ = ["pad_left", "recorded_round", "row_rounds", "until_end"]
+
+
+def pad_left(prompts: list[list[int]], pad_token_id: int, device: Any) -> dict[str, Tensor]:
+    """`input_ids` and `attention_mask` of prompts that are padded on the left to a common length."""
+    width = max(map(len, prompts))
+    return {
+        "input_ids": torch.tensor([[pad_token_id] * (width - len(each)) + each for each in prompts], device=device),
+        "attention_mask": torch.tensor(
+            [[0] * (width - len(each)) + [1] * len(each) for each in prompts], device=device
+        ),
+    }
+
+
+def until_end(tokens: list[int], eos_token_ids: Collection[int]) -> list[int]:
+    """The tokens up to the first EOS, which is kept: what follows it in a batch is padding."""
+    end = next((place for place, token in enumerate(tokens, start=1) if token in eos_token_ids), None)
+    return tokens[:end]
+
+
+def recorded_round(round_: Round) -> list[Any]:
+    """`[drafted, emitted, source, parts]` as the whole batch pays for it: its rows share one target pass as wide as the
+    longest draft, and as many draft steps as the row that took the most."""
+    parts = [_parts(stretches) for stretches in round_.kinds]
+    most = max(parts, key=_num_steps, default=[])
+    return [int(round_.num_drafted.max()), sum(map(len, round_.emitted)), round_.source, most]
+
+
+def row_rounds(rounds: Iterable[Round], row: int) -> list[list[Any]]:
+    """`[drafted, emitted, source, parts]` of the rounds in which a row was unfinished."""
+    return [
+        [int(each.num_drafted[row]), len(each.emitted[row]), each.source, _parts(each.kinds[row]) if each.kinds else []]
+        for each in rounds
+        if each.emitted[row]
+    ]
+
+
+def _parts(stretches: Iterable[tuple[str, int]]) -> list[list[Any]]:
+    return [["ngram" if kind.startswith("ngram") else kind, length] for kind, length in stretches]
+
+
+def _num_steps(parts: list[list[Any]]) -> int:
+    return sum(length for source, length in parts if source != "ngram")
