@@ -41,6 +41,11 @@ class Text:
                 "zero: leave it out, or let the target answer"
             )
 
+    @property
+    def num_anchors(self) -> int:
+        """Columns whose chain has a first draft to train."""
+        return len(self.tokens) - max(self.num_prompt_tokens, 2)
+
 
 @dataclass(frozen=True)
 class TextBatch:
@@ -75,9 +80,7 @@ def observe(target: Any, network: DraftNetwork, texts: Sequence[Text]) -> TextBa
     device = target.device
     tap = FeatureTap(target, network.taps_of(target))
     with torch.no_grad(), tap.capture() as captured:
-        outputs = target(
-            input_ids=tokens.to(device), attention_mask=(places < ends).long().to(device), use_cache=False
-        )
+        outputs = target(input_ids=tokens.to(device), attention_mask=(places < ends).long().to(device), use_cache=False)
     place = network.device
     return TextBatch(
         tokens=tokens.to(place),

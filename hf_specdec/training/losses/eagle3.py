@@ -31,13 +31,11 @@ class Eagle3Loss:
     def __call__(self, unrolled: Unrolled) -> LossValue:
         ids, anchors = unrolled.target_ids, unrolled.masks[0].sum().clamp(min=1)
         terms = []
-        for student, target, mask in zip(
-            unrolled.student_logits, unrolled.target_logits, unrolled.masks, strict=True
-        ):
+        for student, target, mask in zip(unrolled.student_logits, unrolled.target_logits, unrolled.masks, strict=True):
             log_q, logits = student.float().log_softmax(-1), target.float()
             if ids is not None:
                 mask = mask & torch.isin(logits.argmax(-1), ids)
                 logits = logits[..., ids]
             terms.append(-((logits.softmax(-1) * log_q).sum(-1) * mask).sum() / anchors)
         total = torch.stack([self.decay**step * term for step, term in enumerate(terms)]).sum()
-        return LossValue(total, {f"step_{step}": float(term) for step, term in enumerate(terms)})
+        return LossValue(total, {f"step_{step}": float(term.detach()) for step, term in enumerate(terms)})

@@ -42,7 +42,7 @@ class HassLoss:
     def __call__(self, unrolled: Unrolled) -> LossValue:
         if not unrolled.target_states:
             raise InvalidConfigError(
-                'the HASS loss compares the drafter\'s states with its target\'s features, which need family="eagle": train '
+                "the HASS loss compares the drafter's states with its target's features, which need family=\"eagle\": train "
                 "an EAGLE-3 network with the eagle3 loss"
             )
         sums: dict[str, list[Tensor]] = {"feature": [], "soft": [], "topk": []}
@@ -61,6 +61,7 @@ class HassLoss:
             sums["soft"].append(-((p * log_q).sum(-1) * mask).sum())
             sums["topk"].append(-((p.gather(-1, likely) * log_q.gather(-1, likely)).sum(-1) * mask).sum())
         anchors = unrolled.masks[0].sum().clamp(min=1)
-        feature, soft, topk = (torch.stack(terms).sum() / anchors for terms in sums.values())
-        total = self.feature_weight * feature + self.soft_weight * soft + self.topk_weight * topk
-        return LossValue(total, {"feature": float(feature), "soft": float(soft), "topk": float(topk)})
+        parts = {name: torch.stack(terms).sum() / anchors for name, terms in sums.items()}
+        weights = {"feature": self.feature_weight, "soft": self.soft_weight, "topk": self.topk_weight}
+        total = torch.stack([weights[name] * part for name, part in parts.items()]).sum()
+        return LossValue(total, {name: float(part.detach()) for name, part in parts.items()})
