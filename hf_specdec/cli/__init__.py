@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from hf_specdec.cli import bench, calibrate, demo, export, generate, info, quality, train, verify
+from hf_specdec.cli import bench, calibrate, demo, evaluate, export, generate, info, quality, train, verify
 
 
 __all__ = ["app", "main"]
@@ -26,6 +26,7 @@ app.command("bench")(bench.bench)
 app.command("quality")(quality.quality)
 app.command("export")(export.export)
 app.command("train")(train.train)
+app.command("evaluate")(evaluate.evaluate)
 app.command("info")(info.info)
 
 
