@@ -1,0 +1,151 @@
+"""`specdec train`: a drafter network for a target."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from hf_specdec.cli import options as opt
+from hf_specdec.cli.errors import CommandError, reports_errors
+from hf_specdec.cli.output import note, print_json, progress_bar
+
+
+__all__ = ["train"]
+
+
+class RecipeName(StrEnum):
+    """The recipes."""
+
+    hass = "hass"
+    eagle3 = "eagle3"
+
+
+@reports_errors
+def train(
+    target: opt.Target,
+    data: Annotated[Path, typer.Option("--data", help="Prompts: lines of text, or a .jsonl file.", show_default=False)],
+    recipe: Annotated[RecipeName, typer.Option("--recipe", help="Network and loss.", show_default=False)],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write to.", show_default=False)],
+    field: opt.Field = "prompt",
+    limit: opt.Limit = None,
+    chat: opt.Chat = None,
+    system: opt.System = None,
+    max_new_tokens: opt.MaxNewTokens = 256,
+    max_steps: Annotated[int, typer.Option("--max-steps", help="Optimiser steps.")] = 1000,
+    batch_size: Annotated[int, typer.Option("--batch-size", help="Texts per optimiser step.")] = 8,
+    learning_rate: Annotated[float, typer.Option("--learning-rate", help="The highest one.")] = 1e-4,
+    steps: Annotated[int, typer.Option("--steps", help="Tokens drafted per round in evaluations.")] = 5,
+    eval_every: Annotated[int, typer.Option("--eval-every", help="Steps between evaluations.")] = 500,
+    save_every: Annotated[int, typer.Option("--save-every", help="Steps between checkpoints.")] = 500,
+    held_out: Annotated[float, typer.Option("--held-out", help="Share of the prompts that evaluate.")] = 0.05,
+    seed: Annotated[int, typer.Option("--seed", help="Decides the first weights and the order.")] = 0,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint.")] = False,
+    dtype: opt.DType = opt.DTypeName.auto,
+    as_json: opt.Json = False,
+    debug: opt.Debug = False,
+) -> None:
+    """Train a drafter network on answers that the target writes to your prompts.
+
+    The acceptance length is measured by the real decoding loop on prompts that a hash of their text holds out.
+    """
+    from hf_specdec.cli.models import load_models, quiet
+    from hf_specdec.cli.texts import encode_prompt, read_texts
+    from hf_specdec.training.answers import is_held_out
+    from hf_specdec.training.options import TrainingOptions
+
+    options = TrainingOptions(
+        max_steps=max_steps,
+        batch_size=batch_size,
+        learning_rate=learning_rate,
+        eval_every=eval_every,
+        save_every=save_every,
+        seed=seed,
+    )
+    prompts = read_texts(data, field, limit)
+    if not resume and out.exists() and any(out.glob("checkpoint-*")):
+        raise CommandError(f"{out} holds checkpoints: pass --resume to go on, or another folder")
+    models = load_models(target, None, dtype=dtype, packed=False)
+    sides: dict[bool, list[list[int]]] = {True: [], False: []}
+    for prompt in prompts:
+        sides[is_held_out(prompt, held_out)].append(encode_prompt(models.tokenizer, prompt, chat, system))
+    if not sides[False] or not sides[True]:
+        raise CommandError(
+            f"of {len(prompts)} prompts, {len(sides[True])} are held out: pass more prompts or another --held-out"
+        )
+    out.mkdir(parents=True, exist_ok=True)
+    with quiet():
+        result = _run(models, sides, recipe.value, options, out, max_new_tokens, steps, resume)
+    if as_json:
+        print_json({"target": target, "recipe": recipe.value, "out": str(out), **result})
+        return
+    note(
+        f"wrote {out}: tau {result['tau']:.3f} with {steps} drafts per round, over {len(sides[True])} held-out prompts"
+    )
+
+
+def _run(
+    models: Any,
+    sides: dict[bool, list[list[int]]],
+    recipe: str,
+    options: Any,
+    out: Path,
+    max_new_tokens: int,
+    steps: int,
+    resume: bool,
+) -> dict[str, Any]:
+    import torch
+
+    from hf_specdec.networks import AutoDrafter
+    from hf_specdec.networks.export import export_drafter
+    from hf_specdec.training.acceptance import acceptance_lengths
+    from hf_specdec.training.answers import answer_prompts
+    from hf_specdec.training.recipes import RECIPES
+    from hf_specdec.training.trainer import StepLog
+    from hf_specdec.training.trainer import train as train_network
+
+    with progress_bar("Answers of the target") as show:
+        file = out / "answers.jsonl"
+        texts = answer_prompts(models.target, sides[False], file, max_new_tokens=max_new_tokens, on_answer=show)
+    with torch.random.fork_rng():
+        torch.manual_seed(options.seed)
+        network = AutoDrafter.from_target(
+            models.target, RECIPES[recipe].family, tokenizer=models.tokenizer, dtype=torch.float32
+        )
+
+    def evaluate() -> dict[str, float]:
+        found = acceptance_lengths(models.target, network, sides[True], steps=steps, max_new_tokens=max_new_tokens)
+        return {"tau": sum(found) / max(len(found), 1)}
+
+    with progress_bar("Training") as show:
+
+        def on_step(log: StepLog) -> None:
+            show(log.step, options.max_steps)
+            if log.evaluation:
+                first = ", ".join(f"{rate:.2f}" for rate in log.acceptance)
+                note(
+                    f"step {log.step}: loss {log.loss:.4f}, agreement by position {first}, "
+                    f"{log.tokens_per_second:.0f} tokens/s, tau {log.evaluation['tau']:.3f}"
+                )
+
+        logs = train_network(
+            models.target,
+            network,
+            texts,
+            RECIPES[recipe],
+            options,
+            out=out,
+            resume=resume,
+            evaluate=evaluate,
+            on_step=on_step,
+        )
+    export_drafter(network, out)
+    loss = logs[-1].loss if logs else None
+    return {
+        "num_texts": len(texts),
+        "steps": steps,
+        "loss": loss,
+        "tau": (logs[-1].evaluation if logs else evaluate())["tau"],
+    }

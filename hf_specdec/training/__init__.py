@@ -1,0 +1,1 @@
+"""Training drafter networks."""

@@ -1,0 +1,63 @@
+"""What a loss is given and what it gives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from torch import Tensor
+
+
+__all__ = ["LossValue", "TrainingLoss", "Unrolled"]
+
+
+@dataclass(frozen=True)
+class Unrolled:
+    """Chains of K drafts from every column of a text, slot-aligned: entry `j` of each sequence, at column `t`, is about the
+    draft `j` of the chain anchored at column `t`, whose last true feature is that of column `t`.
+
+    That draft is about token `t + 2 + j` of the text, since column `t` of a drafter network reads token `t + 1`.
+
+    Args:
+        student_logits (`Sequence[torch.FloatTensor]`): K tensors of shape `(batch, tokens, draft_vocab)`.
+        target_logits (`Sequence[torch.FloatTensor]`): K tensors of shape `(batch, tokens, vocab)`, already shifted: where the
+            mask is on, entry `j` at `t` is what the target says about the same token.
+        masks (`Sequence[torch.BoolTensor]`): K tensors of shape `(batch, tokens)`: which drafts are trained.
+        tokens (`Sequence[torch.LongTensor]`): K tensors of shape `(batch, tokens)`: the text's own token there, on the target's
+            vocabulary.
+        target_ids (`torch.LongTensor` of shape `(draft_vocab,)`, *optional*): The target's id of each draft token, ascending;
+            None where both vocabularies are one.
+        student_states (`Sequence[torch.FloatTensor]`): K tensors of shape `(batch, tokens, hidden_size)`: what recurs.
+        target_states (`Sequence[torch.FloatTensor]`): K tensors of the same shape: the features that `student_states` stand in
+            for. Empty for networks whose states stand in for no single feature (EAGLE-3).
+    """
+
+    student_logits: Sequence[Tensor]
+    target_logits: Sequence[Tensor]
+    masks: Sequence[Tensor]
+    tokens: Sequence[Tensor]
+    target_ids: Tensor | None = None
+    student_states: Sequence[Tensor] = ()
+    target_states: Sequence[Tensor] = ()
+
+
+@dataclass(frozen=True)
+class LossValue:
+    """A loss.
+
+    Args:
+        total (`torch.FloatTensor`): A scalar, what is differentiated.
+        parts (`Mapping[str, float]`): What it is made of, by name, for the log.
+    """
+
+    total: Tensor
+    parts: Mapping[str, float] = field(default_factory=dict)
+
+
+class TrainingLoss(Protocol):
+    """A loss on unrolled drafts."""
+
+    def __call__(self, unrolled: Unrolled) -> LossValue:
+        """The loss of one batch; a mean over the trained anchors."""
+        ...

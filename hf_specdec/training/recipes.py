@@ -1,0 +1,36 @@
+"""Recipes: which network, which loss, how many steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from hf_specdec.training.losses import Eagle3Loss, HassLoss, TrainingLoss
+
+
+__all__ = ["RECIPES", "Recipe"]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a drafter is trained.
+
+    Args:
+        family (`str`): The network, `"eagle"` or `"eagle3"`.
+        loss ([`TrainingLoss`]): The loss.
+        num_steps (`int`): Drafts per chain in training.
+        detach (`bool`): Whether gradients stop between the steps of a chain.
+    """
+
+    family: str
+    loss: TrainingLoss
+    num_steps: int
+    detach: bool
+
+
+RECIPES: MappingProxyType[str, Recipe] = MappingProxyType(
+    {
+        "hass": Recipe("eagle", HassLoss(), num_steps=3, detach=True),
+        "eagle3": Recipe("eagle3", Eagle3Loss(), num_steps=7, detach=False),
+    }
+)

@@ -1,0 +1,90 @@
+"""Texts as training sees them, with what the target says about them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from hf_specdec.errors import InvalidConfigError
+from hf_specdec.features import FeatureTap
+from hf_specdec.networks import DraftNetwork
+
+
+__all__ = ["Text", "TextBatch", "observe"]
+
+
+@dataclass(frozen=True)
+class Text:
+    """One text: a prompt and the target's answer to it.
+
+    Args:
+        tokens (`tuple[int, ...]`): Token ids of both.
+        num_prompt_tokens (`int`): How many of them are the prompt's, which is not trained on.
+
+    Raises:
+        [`InvalidConfigError`]: If no token would be trained on: the answer is empty, or the whole text is shorter than the
+            three tokens that a first draft needs.
+    """
+
+    tokens: tuple[int, ...]
+    num_prompt_tokens: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.num_prompt_tokens < len(self.tokens) or len(self.tokens) < 3:
+            raise InvalidConfigError(
+                f"the loss mask of a text of {len(self.tokens)} tokens, {self.num_prompt_tokens} of them its prompt's, is all "
+                "zero: leave it out, or let the target answer"
+            )
+
+    @property
+    def num_anchors(self) -> int:
+        """Columns whose chain has a first draft to train."""
+        return len(self.tokens) - max(self.num_prompt_tokens, 2)
+
+
+@dataclass(frozen=True)
+class TextBatch:
+    """Texts padded on the right, with the target's features and logits.
+
+    Args:
+        tokens (`torch.LongTensor` of shape `(batch, tokens)`): Token ids.
+        loss_mask (`torch.BoolTensor` of shape `(batch, tokens)`): Which tokens are the answer's.
+        features (`torch.FloatTensor` of shape `(batch, tokens, feature_size)`): The target's features.
+        logits (`torch.FloatTensor` of shape `(batch, tokens, vocab)`): Its logits; those of column `t` are about token `t + 1`.
+    """
+
+    tokens: Tensor
+    loss_mask: Tensor
+    features: Tensor
+    logits: Tensor
+
+
+def observe(target: Any, network: DraftNetwork, texts: Sequence[Text]) -> TextBatch:
+    """The target's features and logits of some texts, in one pass without gradients.
+
+    Args:
+        target (`PreTrainedModel`): A causal LM in evaluation mode; nothing of it is changed.
+        network ([`DraftNetwork`]): Says which features it reads.
+        texts (`Sequence[Text]`): The texts.
+    """
+    rows = [torch.tensor(text.tokens) for text in texts]
+    tokens = pad_sequence(rows, batch_first=True)
+    places = torch.arange(tokens.shape[1])
+    ends = torch.tensor([len(text.tokens) for text in texts])[:, None]
+    starts = torch.tensor([text.num_prompt_tokens for text in texts])[:, None]
+    device = target.device
+    tap = FeatureTap(target, network.taps_of(target))
+    with torch.no_grad(), tap.capture() as captured:
+        outputs = target(input_ids=tokens.to(device), attention_mask=(places < ends).long().to(device), use_cache=False)
+    place = network.device
+    return TextBatch(
+        tokens=tokens.to(place),
+        loss_mask=((places >= starts) & (places < ends)).to(place),
+        features=captured.features.to(place, network.dtype),
+        logits=outputs.logits.to(place).float(),
+    )

@@ -1,0 +1,250 @@
+"""The training loop, on accelerate: one process or many, resumable to the bit."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator  # type: ignore[import-untyped]
+from torch import Tensor, nn
+from transformers import get_cosine_schedule_with_warmup
+
+from hf_specdec.errors import InvalidConfigError
+from hf_specdec.networks import DraftNetwork
+from hf_specdec.training.checkpoints import latest_checkpoint, load_checkpoint, save_checkpoint
+from hf_specdec.training.options import TrainingOptions
+from hf_specdec.training.recipes import Recipe
+from hf_specdec.training.texts import Text, TextBatch, observe
+from hf_specdec.training.unroll import unroll
+
+
+__all__ = ["StepLog", "train"]
+
+
+@dataclass(frozen=True)
+class StepLog:
+    """What one optimiser step did.
+
+    Args:
+        step (`int`): Number of the step, from 1.
+        loss (`float`): Loss of this process's share of the batch, a mean over its anchors.
+        acceptance (`tuple[float, ...]`): By position in the chain, how often the drafter's best token is the target's.
+        tokens_per_second (`float`): Text tokens of this process per second of wall-clock time, the target's pass included.
+        evaluation (`dict[str, float]`): What the evaluation after this step found; empty if there was none.
+    """
+
+    step: int
+    loss: float
+    acceptance: tuple[float, ...]
+    tokens_per_second: float
+    evaluation: dict[str, float] = field(default_factory=dict)
+
+
+class _Unrolling(nn.Module):
+    """The unrolled loss as a module, so that wrappers for several processes see its forward pass."""
+
+    def __init__(self, network: DraftNetwork, recipe: Recipe) -> None:
+        super().__init__()
+        self.network, self.recipe = network, recipe
+
+    def forward(self, batch: TextBatch) -> tuple[Tensor, Tensor]:
+        """The loss, and the agreements and drafts `(2, num_steps)` of each position."""
+        unrolled = unroll(self.network, batch, self.recipe.num_steps, detach=self.recipe.detach)
+        counts = []
+        for logits, target, mask in zip(unrolled.student_logits, unrolled.target_logits, unrolled.masks, strict=True):
+            best = logits.detach().argmax(-1)
+            best = best if unrolled.target_ids is None else unrolled.target_ids[best]
+            counts.append(torch.stack([((best == target.argmax(-1)) & mask).sum(), mask.sum()]))
+        return self.recipe.loss(unrolled).total, torch.stack(counts, 1)
+
+
+def train(
+    target: Any,
+    network: DraftNetwork,
+    texts: Sequence[Text],
+    recipe: Recipe,
+    options: TrainingOptions,
+    *,
+    out: Path | None = None,
+    resume: bool = False,
+    accelerator: Accelerator | None = None,
+    evaluate: Callable[[], dict[str, float]] | None = None,
+    on_step: Callable[[StepLog], None] | None = None,
+) -> list[StepLog]:
+    """Trains `network` in place; the target's weights are read only.
+
+    Several processes share each batch. Each text counts by its anchors, so the gradient does not depend on how a batch is
+    cut into processes and forward passes, but for rounding.
+
+    Args:
+        target (`PreTrainedModel`): The target.
+        network ([`DraftNetwork`]): The network, attached to it, in float32.
+        texts (`Sequence[Text]`): Texts of the target.
+        recipe ([`Recipe`]): Loss and steps.
+        options ([`TrainingOptions`]): Length and pace.
+        out (`Path`, *optional*): Folder for checkpoints.
+        resume (`bool`): Whether to go on from the newest checkpoint in `out`, if there is one.
+        accelerator (`Accelerator`, *optional*): One of your own, with trackers that are already initialised.
+        evaluate (`Callable[[], dict[str, float]]`, *optional*): Run every `eval_every` steps and at the end.
+        on_step (`Callable[[StepLog], None]`, *optional*): Sees each step.
+
+    Returns:
+        `list[StepLog]`: The steps of this call.
+
+    Raises:
+        [`InvalidConfigError`]: If there are no texts, the batch cannot be shared evenly, or the network is not in float32.
+    """
+    accelerator = accelerator or Accelerator(mixed_precision=options.mixed_precision)
+    _check(network, texts, options, accelerator)
+    logs = []
+    with _only_drafter_trains(target, network):
+        state = _State.start(network, recipe, options, accelerator, out if resume else None)
+        for step in range(state.step + 1, options.max_steps + 1):
+            log = _one_step(target, network, texts, options, state, step)
+            if evaluate is not None and (step % options.eval_every == 0 or step == options.max_steps):
+                network.eval()
+                log = replace(log, evaluation=evaluate())
+                network.train()
+            accelerator.log({"loss": log.loss, **log.evaluation}, step=step)
+            if out is not None and options.save_every and step % options.save_every == 0:
+                state.save(out, step)
+            if on_step is not None:
+                on_step(log)
+            logs.append(log)
+    return logs
+
+
+@contextmanager
+def _only_drafter_trains(target: Any, network: DraftNetwork) -> Iterator[None]:
+    """No gradients for the target and the drafter's own embeddings (published: frozen)."""
+    frozen = [*target.parameters(), *(network.embed_tokens.parameters() if network.config.has_embedding else ())]
+    wanted = [parameter.requires_grad for parameter in frozen]
+    for parameter in frozen:
+        parameter.requires_grad_(False)
+    network.train()
+    try:
+        yield
+    finally:
+        network.eval()
+        for parameter, was in zip(frozen, wanted, strict=True):
+            parameter.requires_grad_(was)
+
+
+@dataclass
+class _State:
+    """What changes while training."""
+
+    step: int
+    network: DraftNetwork
+    module: Any
+    optimizer: torch.optim.Optimizer
+    scheduler: Any
+    accelerator: Accelerator
+    options: dict[str, Any]
+
+    @classmethod
+    def start(
+        cls,
+        network: DraftNetwork,
+        recipe: Recipe,
+        options: TrainingOptions,
+        accelerator: Accelerator,
+        resumed: Path | None,
+    ) -> _State:
+        """The state before the first step, or that of the newest checkpoint in `resumed`."""
+        module = accelerator.prepare(_Unrolling(network, recipe))
+        parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
+        optimizer = torch.optim.AdamW(parameters, lr=options.learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
+        warmup = round(options.warmup * options.max_steps)
+        scheduler = get_cosine_schedule_with_warmup(optimizer, warmup, options.max_steps)
+        state = cls(0, network, module, optimizer, scheduler, accelerator, asdict(options))
+        checkpoint = None if resumed is None else latest_checkpoint(resumed)
+        if checkpoint is not None:
+            state._load(checkpoint)
+        return state
+
+    def _load(self, checkpoint: Path) -> None:
+        saved = load_checkpoint(checkpoint, self.network, self.optimizer)
+        if saved["options"] != self.options:
+            raise InvalidConfigError(
+                f"{checkpoint} was written by a run with {saved['options']}, which cannot go on with {self.options}: "
+                "resume with the same options, or write to another folder"
+            )
+        self.step = saved["step"]
+        self.scheduler.load_state_dict(saved["scheduler"])
+        for group, rate in zip(self.optimizer.param_groups, self.scheduler.get_last_lr(), strict=True):
+            group["lr"] = rate
+
+    @property
+    def num_steps(self) -> int:
+        """Drafts per chain."""
+        return int(self.accelerator.unwrap_model(self.module).recipe.num_steps)
+
+    def save(self, out: Path, step: int) -> None:
+        """Writes a checkpoint, from one of the processes."""
+        if self.accelerator.is_main_process:
+            content = {"scheduler": self.scheduler.state_dict(), "options": self.options}
+            save_checkpoint(out, step, self.network, self.optimizer, content)
+        self.accelerator.wait_for_everyone()
+
+
+def _one_step(
+    target: Any,
+    network: DraftNetwork,
+    texts: Sequence[Text],
+    options: TrainingOptions,
+    state: _State,
+    step: int,
+) -> StepLog:
+    started, accelerator = time.perf_counter(), state.accelerator
+    batch = [texts[index] for index in _indices(len(texts), options, step)]
+    anchors = sum(text.num_anchors for text in batch)
+    own = batch[accelerator.process_index :: accelerator.num_processes]
+    micro = [own[start : start + options.micro_batch_size] for start in range(0, len(own), options.micro_batch_size)]
+    loss, counts = 0.0, torch.zeros(2, state.num_steps, dtype=torch.long)
+    for index, part in enumerate(micro):
+        share = sum(text.num_anchors for text in part) / anchors
+        with accelerator.no_sync(state.module) if index + 1 < len(micro) else nullcontext():
+            value, seen = state.module(observe(target, network, part))
+            accelerator.backward(value * share * accelerator.num_processes)
+        loss += float(value.detach()) * share
+        counts = counts + seen.cpu()
+    accelerator.clip_grad_norm_(network.parameters(), options.clip)
+    state.optimizer.step()
+    state.scheduler.step()
+    state.optimizer.zero_grad()
+    own_share = sum(text.num_anchors for text in own) / anchors
+    tokens = sum(len(text.tokens) for text in own)
+    agreed, drafted = counts
+    acceptance = tuple((agreed / drafted.clamp(min=1)).tolist())
+    return StepLog(step, loss / own_share, acceptance, tokens / (time.perf_counter() - started))
+
+
+def _indices(num_texts: int, options: TrainingOptions, step: int) -> list[int]:
+    """The texts of a step: the next ones of an endless row of permutations that depend on nothing but the seed."""
+    first = (step - 1) * options.batch_size
+    places = range(first, first + options.batch_size)
+    orders = {
+        epoch: torch.randperm(num_texts, generator=torch.Generator().manual_seed(options.seed * 1_000_003 + epoch))
+        for epoch in range(first // num_texts, places[-1] // num_texts + 1)
+    }
+    return [int(orders[place // num_texts][place % num_texts]) for place in places]
+
+
+def _check(network: DraftNetwork, texts: Sequence[Text], options: TrainingOptions, accelerator: Accelerator) -> None:
+    if not texts:
+        raise InvalidConfigError("there are no texts to train on")
+    if options.batch_size % accelerator.num_processes:
+        raise InvalidConfigError(
+            f"batch_size={options.batch_size} cannot be shared evenly by {accelerator.num_processes} processes"
+        )
+    if network.dtype != torch.float32:
+        raise InvalidConfigError(
+            f"the weights that are trained must be float32, got {network.dtype}: make or load the network with "
+            'dtype=torch.float32; mixed_precision="bf16" computes in bfloat16'
+        )

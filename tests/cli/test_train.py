@@ -1,0 +1,73 @@
+"""`specdec train`."""
+
+import json
+
+import pytest
+import torch
+
+from hf_specdec import AutoDrafter, RCSDConfig
+from hf_specdec.training.acceptance import acceptance_lengths
+from hf_specdec.training.answers import is_held_out
+from tests.toys import prompts as ids_of
+
+
+PROMPTS = [f"w{index} w{index + 3} w{index + 1}" for index in range(12)]
+
+
+@pytest.fixture
+def data(tmp_path):
+    file = tmp_path / "prompts.txt"
+    file.write_text("\n".join(PROMPTS))
+    return file
+
+
+@pytest.fixture
+def options(pair, data, tmp_path):
+    short = ["--max-new-tokens", 8, "--batch-size", 2, "--held-out", 0.3, "--save-every", 2, "--dtype", "float32"]
+    return ["train", "--target", pair.target, "--data", data, "--out", tmp_path / "drafter", *short]
+
+
+@pytest.mark.parametrize("recipe", ["hass", "eagle3"])
+def test_it_writes_a_drafter_that_loads(pair, options, run_json, tmp_path, recipe):
+    found = run_json(*options, "--recipe", recipe, "--max-steps", 4)
+    held_out = [prompt for prompt in PROMPTS if is_held_out(prompt, 0.3)]
+    assert 0 < len(held_out) < len(PROMPTS)
+    assert found["num_texts"] == len(PROMPTS) - len(held_out)
+    assert found["tau"] >= 1
+    answers = [json.loads(line) for line in (tmp_path / "drafter" / "answers.jsonl").read_text().splitlines()]
+    assert len(answers) == found["num_texts"]
+    network = AutoDrafter.from_pretrained(tmp_path / "drafter", target=pair.model)
+    inputs = ids_of()
+    asked = {"max_new_tokens": 10, "do_sample": False, "pad_token_id": 0}
+    config = RCSDConfig(steps=3, on_drafter_error="raise")
+    drafted = pair.model.generate(**inputs, **asked, assistant_model=network, speculative_config=config)
+    assert drafted.tolist() == pair.model.generate(**inputs, **asked).tolist()
+
+
+def test_checkpoints_are_not_overwritten_unasked(options, run, run_json):
+    whole = run_json(*options, "--recipe", "hass", "--max-steps", 2)
+    assert "--resume" in run(*options, "--recipe", "hass", "--max-steps", 2, code=2).stderr
+    assert run_json(*options, "--recipe", "hass", "--max-steps", 2, "--resume")["tau"] == whole["tau"]
+
+
+def test_prompts_on_one_side_only_are_refused(options, run):
+    assert "held out" in run(*options, "--recipe", "hass", "--held-out", 0.0, code=2).stderr
+
+
+def test_evaluate_measures_what_the_loop_accepts(pair, data, run_json, run, tmp_path):
+    for seed, name in enumerate(("one", "two")):
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            AutoDrafter.from_target(pair.model, "eagle").save_pretrained(tmp_path / name)
+    options = ["--target", pair.target, "--data", data, "--drafter", tmp_path / "one", "--max-new-tokens", 8]
+    options += ["--dtype", "float32", "--no-chat", "--limit", 4]
+    found = run_json("evaluate", *options, "--baseline", tmp_path / "two", "--steps", "1,3")["tau"]
+    prompts = [pair.tokenizer(text)["input_ids"] for text in PROMPTS[:4]]
+    for role, name in (("drafter", "one"), ("baseline", "two")):
+        network = AutoDrafter.from_pretrained(tmp_path / name, target=pair.model)
+        for steps in (1, 3):
+            expected = acceptance_lengths(pair.model, network, prompts, steps=steps, max_new_tokens=8)
+            assert found[role][str(steps)]["values"] == expected
+            assert found[role][str(steps)]["mean"] == pytest.approx(sum(expected) / 4)
+            assert found[role][str(steps)]["low"] <= found[role][str(steps)]["mean"] <= found[role][str(steps)]["high"]
+    assert "3,4,5,6" in run("evaluate", *options, "--steps", "three", code=2).stderr

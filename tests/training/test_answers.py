@@ -1,0 +1,59 @@
+"""Answers that the target writes, and which prompts are kept for evaluation."""
+
+import json
+
+import pytest
+import torch
+
+from hf_specdec.errors import InvalidConfigError
+from hf_specdec.training.answers import answer_prompts, is_held_out
+from tests.toys import tiny_llama
+
+
+PROMPTS = [[5, 6, 7], [8, 9], [10, 11, 12, 13]]
+
+
+def counted(model, calls):
+    def generate(**inputs):
+        calls.append(inputs["input_ids"].tolist())
+        return type(model).generate(model, **inputs)
+
+    model.generate = generate
+    return model
+
+
+def test_answers_are_the_targets_own_and_only_they_are_trained(tmp_path):
+    target = tiny_llama()
+    texts = answer_prompts(target, PROMPTS, tmp_path / "answers.jsonl", max_new_tokens=5)
+    for prompt, text in zip(PROMPTS, texts, strict=True):
+        ids = torch.tensor([prompt])
+        own = target.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=5)
+        assert list(text.tokens) == own[0].tolist()
+        assert text.num_prompt_tokens == len(prompt)
+
+
+def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path):
+    file, calls = tmp_path / "answers.jsonl", []
+    whole = answer_prompts(tiny_llama(), PROMPTS, file, max_new_tokens=5)
+    content = file.read_bytes()
+    file.write_bytes(content[: content.rfind(b"\n", 0, -1) + 20])  # cut in the middle of the last answer
+    again = answer_prompts(counted(tiny_llama(), calls), PROMPTS, file, max_new_tokens=5)
+    assert calls == [[PROMPTS[2]]]
+    assert again == whole
+    assert [json.loads(line)["prompt"] for line in file.read_text().splitlines()] == PROMPTS
+
+
+def test_answers_of_another_length_are_refused(tmp_path):
+    file = tmp_path / "answers.jsonl"
+    answer_prompts(tiny_llama(), PROMPTS[:1], file, max_new_tokens=5)
+    with pytest.raises(InvalidConfigError, match="up to 5 tokens, not 6"):
+        answer_prompts(tiny_llama(), PROMPTS[:1], file, max_new_tokens=6)
+
+
+def test_the_share_that_is_held_out():
+    prompts = [f"prompt {index}" for index in range(2000)]
+    some = {prompt for prompt in prompts if is_held_out(prompt, 0.1)}
+    assert 150 < len(some) < 250
+    assert some < {prompt for prompt in prompts if is_held_out(prompt, 0.2)}
+    assert not any(is_held_out(prompt, 0.0) for prompt in prompts)
+    assert all(is_held_out(prompt, 1.0) for prompt in prompts)

@@ -1,0 +1,76 @@
+"""The losses of HASS and EAGLE-3 against sums written out by hand."""
+
+import math
+
+import pytest
+import torch
+
+from hf_specdec.errors import InvalidConfigError
+from hf_specdec.training.losses.base import Unrolled
+from hf_specdec.training.losses.eagle3 import Eagle3Loss
+from hf_specdec.training.losses.hass import HassLoss
+
+
+def case(with_states=True, vocab=7, draft_ids=None):
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape):
+        return torch.randn(*shape, generator=generator)
+
+    width = vocab if draft_ids is None else len(draft_ids)
+    masks = [torch.tensor([[0, 1, 1, 1], [1, 1, 0, 0]]).bool(), torch.tensor([[0, 1, 1, 0], [1, 0, 0, 0]]).bool()]
+    return Unrolled(
+        student_logits=[draw(2, 4, width) for _ in range(2)],
+        target_logits=[draw(2, 4, vocab) * 2 for _ in range(2)],
+        masks=masks,
+        tokens=[torch.zeros(2, 4, dtype=torch.long)] * 2,
+        target_ids=draft_ids,
+        student_states=[draw(2, 4, 3) for _ in range(2)],
+        target_states=[draw(2, 4, 3) * 2 for _ in range(2)] if with_states else (),
+    )
+
+
+def law(logits):
+    exps = [math.exp(each) for each in logits]
+    return [each / sum(exps) for each in exps]
+
+
+def trained(unrolled):
+    for step, mask in enumerate(unrolled.masks):
+        for row, column in mask.nonzero().tolist():
+            yield step, row, column
+
+
+def test_hass():
+    unrolled, parts = case(), {"feature": 0.0, "soft": 0.0, "topk": 0.0}
+    for step, row, column in trained(unrolled):
+        p = law(unrolled.target_logits[step][row, column].tolist())
+        log_q = [math.log(each) for each in law(unrolled.student_logits[step][row, column].tolist())]
+        cross = [-a * b for a, b in zip(p, log_q, strict=True)]
+        parts["soft"] += sum(cross) / 5
+        parts["topk"] += sum(cross[token] for token in sorted(range(7), key=lambda each: -p[each])[:2]) / 5
+        gaps = (unrolled.student_states[step] - unrolled.target_states[step])[row, column].abs().tolist()
+        parts["feature"] += sum(gap - 0.5 if gap > 1 else gap * gap / 2 for gap in gaps) / 3 / 5
+    value = HassLoss(topk=2, topk_weight=0.5)(unrolled)
+    assert value.parts == pytest.approx(parts, rel=1e-5)
+    expected = parts["feature"] + 0.1 * parts["soft"] + 0.5 * parts["topk"]
+    assert float(value.total) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("ids", [None, [0, 2, 3, 5]])
+def test_eagle3(ids):
+    unrolled = case(draft_ids=None if ids is None else torch.tensor(ids))
+    expected = 0.0
+    for step, row, column in trained(unrolled):
+        logits = unrolled.target_logits[step][row, column].tolist()
+        if ids is not None and logits.index(max(logits)) not in ids:
+            continue
+        p = law([logits[token] for token in ids or range(7)])
+        q = law(unrolled.student_logits[step][row, column].tolist())
+        expected -= 0.8**step * sum(a * math.log(b) for a, b in zip(p, q, strict=True)) / 5
+    assert float(Eagle3Loss()(unrolled).total) == pytest.approx(expected, rel=1e-5)
+
+
+def test_hass_needs_features_to_compare_with():
+    with pytest.raises(InvalidConfigError, match='family="eagle"'):
+        HassLoss()(case(with_states=False))
