@@ -15,7 +15,7 @@ ORDER = [
     *"reduced_head loading self_drafting drafting generation hook".split(),
     *"losslessness rendering".split(),
     PUBLIC,
-    *"training hub bench quality cli".split(),
+    *"training bench hub quality cli".split(),
 ]
 RANK = {name: rank for rank, name in enumerate(ORDER)} | {"demo": ORDER.index("bench")}
 FORBIDDEN = {  # although they stand below

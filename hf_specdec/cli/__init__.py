@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from hf_specdec.cli import bench, calibrate, demo, export, generate, info, quality, verify
+from hf_specdec.cli import bench, calibrate, card, demo, export, generate, info, publish, quality, verify
 
 
 __all__ = ["app", "main"]
@@ -25,6 +25,8 @@ app.add_typer(calibrate.app, name="calibrate")
 app.command("bench")(bench.bench)
 app.command("quality")(quality.quality)
 app.command("export")(export.export)
+app.command("card")(card.card)
+app.command("publish")(publish.publish)
 app.command("info")(info.info)
 
 
