@@ -10,12 +10,12 @@ import pytest
 PACKAGE = "hf_specdec"
 PUBLIC = "__init__"  # the package itself, as in `from hf_specdec import ExactConfig`
 ORDER = [
-    *"errors _compat compatibility records laws warping sequences cache_view layer_gate prefix_lm layered_lm features".split(),
-    *"verify acceptance lengths networks drafters loop stats configs easd_processor calibration outputs linear".split(),
-    *"reduced_head loading self_drafting drafting generation hook".split(),
+    *"errors _compat compatibility records laws trees warping sequences cache_view layer_gate prefix_lm layered_lm".split(),
+    *"features verify acceptance lengths networks drafters loop stats configs easd_processor calibration outputs".split(),
+    *"linear reduced_head loading self_drafting drafting generation hook".split(),
     *"losslessness rendering".split(),
     PUBLIC,
-    *"training hub bench quality cli".split(),
+    *"training bench hub quality cli".split(),
 ]
 RANK = {name: rank for rank, name in enumerate(ORDER)} | {"demo": ORDER.index("bench")}
 FORBIDDEN = {  # although they stand below

@@ -6,7 +6,20 @@ from typing import Annotated
 
 import typer
 
-from hf_specdec.cli import bench, calibrate, demo, evaluate, export, generate, info, quality, train, verify
+from hf_specdec.cli import (
+    bench,
+    calibrate,
+    card,
+    demo,
+    evaluate,
+    export,
+    generate,
+    info,
+    publish,
+    quality,
+    train,
+    verify,
+)
 
 
 __all__ = ["app", "main"]
@@ -27,6 +40,8 @@ app.command("quality")(quality.quality)
 app.command("export")(export.export)
 app.command("train")(train.train)
 app.command("evaluate")(evaluate.evaluate)
+app.command("card")(card.card)
+app.command("publish")(publish.publish)
 app.command("info")(info.info)
 
 

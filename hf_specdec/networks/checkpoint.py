@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from huggingface_hub import hf_hub_download, snapshot_download
 from huggingface_hub.errors import EntryNotFoundError, HFValidationError, RepositoryNotFoundError
-from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
 from hf_specdec.errors import IncompatibleDraftError, InvalidConfigError
+from hf_specdec.networks.tensor_names import tensor_names
 
 
 __all__ = ["Checkpoint", "is_draft_checkpoint", "read_checkpoint"]
@@ -73,30 +74,31 @@ def read_checkpoint(
 def is_draft_checkpoint(id_or_path: str | os.PathLike[str]) -> bool:
     """Whether a folder or Hub id holds a drafter network, which would otherwise load as a one-layer Llama with random parts.
 
-    It is told by its config, and in a folder also by its `fc.weight`, which no causal LM has.
+    It is told by its config, and where that looks like a one-layer Llama's by its `fc.weight`, which no causal LM has.
     """
-    folder = Path(id_or_path)
-    if folder.is_dir():
-        path = folder / "config.json"
-    else:
-        try:
-            path = Path(hf_hub_download(str(id_or_path), "config.json"))
-        except (EntryNotFoundError, RepositoryNotFoundError, HFValidationError, OSError):
-            return False  # whoever loads it next says what is wrong with it
-    if not path.is_file():
-        return False
+    path = _fetch(id_or_path, "config.json")
+    if path is None:
+        return False  # whoever loads it next says what is wrong with it
     config = _read_json(path)
     named = any("eagle" in str(each).lower() for each in config.get("architectures") or [])
     if named or config.get("model_type") in _TYPES or any(key in config for key in _MARKERS):
         return True
     if config.get("num_hidden_layers") != 1:
         return False
-    weights = path.parent / _SAFE
-    if weights.is_file():
-        with safe_open(weights, "pt") as tensors:
-            return "fc.weight" in tensors.keys()  # noqa: SIM118 (a safetensors handle is not a mapping)
+    names = tensor_names(partial(_fetch, id_or_path))
     # EAGLE-1 configs of the LLaMA-3 family say whether `fc` has a bias; no other one-layer Llama config has that field.
-    return "bias" in config
+    return "bias" in config if names is None else "fc.weight" in names
+
+
+def _fetch(id_or_path: str | os.PathLike[str], name: str) -> Path | None:
+    """A file of a folder or of a Hub repository, or None where there is none or it cannot be reached."""
+    if Path(id_or_path).is_dir():
+        path = Path(id_or_path) / name
+        return path if path.is_file() else None
+    try:
+        return Path(hf_hub_download(str(id_or_path), name))
+    except (EntryNotFoundError, RepositoryNotFoundError, HFValidationError, OSError):
+        return None
 
 
 def _folder(id_or_path: str | os.PathLike[str], revision: str | None, allow_bin: bool) -> Path:

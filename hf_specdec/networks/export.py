@@ -17,6 +17,7 @@ from hf_specdec.networks.auto import load_network
 from hf_specdec.networks.base import DraftNetwork
 from hf_specdec.networks.checkpoint import read_checkpoint
 from hf_specdec.networks.eagle3 import Eagle3Drafter
+from hf_specdec.networks.serving import serving_page
 
 
 __all__ = ["FORMATS", "export_drafter"]
@@ -27,7 +28,7 @@ _TARGET = ("target_name", "target_tokenizer", "target_weights")
 
 
 def export_drafter(network: DraftNetwork, directory: str | Path, format: str = "hf", *, steps: int = 5) -> Path:
-    """Writes `config.json` and `model.safetensors`, and reads them back.
+    """Writes `config.json` and `model.safetensors`, reads them back, and writes `serve.md` where an engine reads the format.
 
     Args:
         network ([`DraftNetwork`]): The network. It is not changed.
@@ -53,6 +54,9 @@ def export_drafter(network: DraftNetwork, directory: str | Path, format: str = "
         stored = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
         save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
     _check(network, folder)
+    method = "eagle3" if isinstance(network, Eagle3Drafter) else "eagle"
+    if (page := serving_page(format, network.config.target_name or None, method, steps)) is not None:
+        (folder / "serve.md").write_text(page, encoding="utf-8")
     return folder
 
 

@@ -1,0 +1,188 @@
+"""A drafter's model card, made from its config and the `results.json` of `specdec bench`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import ModelCard, ModelCardData
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
+
+from hf_specdec.errors import InvalidConfigError
+from hf_specdec.hub.results import BEGIN, END, eval_results, read_results, results_section
+
+
+__all__ = ["CARD", "PLOT", "RESULTS", "CardFacts", "check_card", "render_card"]
+
+CARD, RESULTS, PLOT = "README.md", "results.json", "results.png"
+_METRICS = ("acceptance_length", "speedup")
+_LOAD = {
+    True: (
+        "from hf_specdec import AutoDrafter, RCSDConfig",
+        'drafter = AutoDrafter.from_pretrained("{name}", target=target)',
+        "RCSDConfig()",
+    ),
+    False: (
+        "from hf_specdec import ExactConfig",
+        'drafter = AutoModelForCausalLM.from_pretrained("{name}")',
+        "ExactConfig()",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class CardFacts:
+    """What a card says and no file shows. What is None stays as an existing card has it.
+
+    Args:
+        name (`str`, *optional*): The drafter's Hub id; the folder's name by default.
+        base_model (`str`, *optional*): Hub id of the target; by default the one that the drafter's config names.
+        base_revision (`str`, *optional*): The target's revision, for a new card.
+        license (`str`, *optional*): Identifier of the licence, which must fit the target's.
+        languages (`tuple[str, ...]`, *optional*): Codes of the languages.
+        datasets (`tuple[str, ...]`, *optional*): Hub ids of the training data.
+    """
+
+    name: str | None = None
+    base_model: str | None = None
+    base_revision: str | None = None
+    license: str | None = None
+    languages: tuple[str, ...] | None = None
+    datasets: tuple[str, ...] | None = None
+
+
+def render_card(folder: Path, results: Path | None = None, facts: CardFacts | None = None) -> str:
+    """The text of a drafter's card. An existing card keeps its prose; its figures are made anew.
+
+    Args:
+        folder (`Path`): The drafter's folder, with `config.json` and, if it is there, `README.md`.
+        results (`Path`, *optional*): The figures; `results.json` in the folder by default.
+        facts ([`CardFacts`], *optional*): What else the card says.
+
+    Raises:
+        [`InvalidConfigError`]: If the figures are no drafter's, the target's Hub id is not known, or the existing card has no
+            place for figures.
+    """
+    facts, measured = facts or CardFacts(), read_results(results or folder / RESULTS)
+    plot = (folder / RESULTS if results is None else results).with_suffix(".png")
+    section = results_section(measured, PLOT if plot.is_file() else None)
+    config = _config(folder)
+    if (folder / CARD).is_file():
+        card = ModelCard.load(folder / CARD)
+        data, body = card.data, _with_section(card.text, section)
+    else:
+        data, body = ModelCardData(), None
+    _fill(data, folder, config, facts)
+    data.eval_results = eval_results(measured)
+    if body is None:
+        body = _body(data, config, facts, section)
+    return f"---\n{data.to_yaml()}\n---\n\n{body.strip()}\n"
+
+
+def check_card(folder: Path) -> None:
+    """Checks that the figures of a folder's card are those of its `results.json`.
+
+    Args:
+        folder (`Path`): Folder with `README.md` and `results.json`.
+
+    Raises:
+        [`InvalidConfigError`]: If the card is missing or says other figures, in its metadata or in its text.
+    """
+    if not (folder / CARD).is_file():
+        raise InvalidConfigError(f"{folder} holds no {CARD}: write it with `specdec card {folder}`")
+    results, card = read_results(folder / RESULTS), ModelCard.load(folder / CARD)
+    wrong = []
+    if _figures(card.data.eval_results or []) != _figures(eval_results(results)):
+        wrong.append("the model-index of its metadata")
+    if results_section(results, PLOT if (folder / PLOT).is_file() else None) not in card.text.replace("\r\n", "\n"):
+        wrong.append("the section of its text that holds the results")
+    if wrong:
+        raise InvalidConfigError(
+            f"the card in {folder} does not match {RESULTS}: {' and '.join(wrong)} differ. Write it anew with `specdec card "
+            f"{folder}`"
+        )
+
+
+def _figures(entries: list[Any]) -> list[tuple[Any, ...]]:
+    return sorted((each.dataset_type, each.metric_type, each.metric_name, each.metric_value) for each in entries)
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    path = folder / "config.json"
+    if not path.is_file():
+        raise InvalidConfigError(f"{folder} holds no config.json: expected a drafter's folder")
+    values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return values
+
+
+def _with_section(text: str, section: str) -> str:
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise InvalidConfigError(f"the card has no place for results: put {BEGIN} and {END} into it, or move it away")
+    return before + section + after
+
+
+def _fill(data: Any, folder: Path, config: dict[str, Any], facts: CardFacts) -> None:
+    """Writes the metadata. `data` is huggingface_hub's, which takes any attribute."""
+    method = _method(config)
+    data.base_model = _hub_id(facts.base_model or data.base_model or _verifier(config))
+    data.base_model_relation = "adapter"
+    data.library_name, data.pipeline_tag = "hf_specdec", "text-generation"
+    data.model_name = facts.name or data.model_name or folder.resolve().name
+    data.license = facts.license or data.license
+    data.language = list(facts.languages) if facts.languages else data.language
+    data.datasets = list(facts.datasets) if facts.datasets else data.datasets
+    data.metrics = list(_METRICS)
+    data.tags = list(dict.fromkeys([*(data.tags or []), "speculative-decoding", "draft-model", *method]))
+
+
+def _method(config: dict[str, Any]) -> list[str]:
+    names = f"{config.get('architectures')} {config.get('model_type')} {config.get('speculators_model_type')}".lower()
+    if "eagle3" in names:
+        return ["eagle3", "arxiv:2503.01840"]
+    return ["eagle", "arxiv:2401.15077"] if "eagle" in names else []
+
+
+def _verifier(config: dict[str, Any]) -> str | None:
+    named = config.get("speculators_config", {}).get("verifier", {}).get("name_or_path")
+    return config.get("target_name") or named
+
+
+def _hub_id(name: str | None) -> str:
+    try:
+        if not name or name.count("/") != 1:
+            raise HFValidationError
+        validate_repo_id(name)
+    except HFValidationError:
+        raise InvalidConfigError(
+            f"a card names its target by Hub id, ORG/NAME, got {name!r}: pass --base-model ORG/NAME"
+        ) from None
+    return name
+
+
+def _body(data: Any, config: dict[str, Any], facts: CardFacts, section: str) -> str:
+    method = _method(config)
+    load, make, options = _LOAD[bool(method)]
+    named = [f"- target: [{data.base_model}](https://huggingface.co/{data.base_model})"]
+    named += [f"- revision of the target: {facts.base_revision}"] if facts.base_revision else []
+    named += (
+        [f"- fingerprint of the target's weights: `{config['target_weights']}`"] if config.get("target_weights") else []
+    )
+    named += [f"- hash of the tokenizer: `{config['target_tokenizer']}`"] if config.get("target_tokenizer") else []
+    named += [f"- method: {method[0]}" if method else "- method: a small model of the same vocabulary"]
+    opening = [f"# {data.model_name}", "", f"A drafter for speculative decoding with {data.base_model}.", "", *named]
+    use = [
+        "```python",
+        "from transformers import AutoModelForCausalLM",
+        load,
+        "",
+        f'target = AutoModelForCausalLM.from_pretrained("{data.base_model}")',
+        make.format(name=data.model_name),
+        f"target.generate(**inputs, assistant_model=drafter, speculative_config={options})",
+        "```",
+    ]
+    return "\n".join([*opening, "", "## Use", "", *use, "", "# Results", "", section])

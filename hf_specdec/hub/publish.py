@@ -1,0 +1,87 @@
+"""A drafter's folder to the Hub, in one commit, with figures that were measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+
+from huggingface_hub import CommitOperationAdd, HfApi
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
+
+from hf_specdec.errors import InvalidConfigError
+from hf_specdec.hub.card import CARD, RESULTS, check_card
+
+
+__all__ = ["Upload", "prepare_upload", "publish"]
+
+_WEIGHTS = "model*.safetensors"
+_PATTERNS = (
+    *("config.json", "generation_config.json", _WEIGHTS, "model.safetensors.index.json", CARD, RESULTS, "*.png"),
+    *("serve.md", "custom_generate/*.py", "custom_generate/requirements.txt", "LICENSE*", "NOTICE*"),
+    *("tokenizer*.json", "special_tokens_map.json", "vocab.*", "merges.txt", "chat_template.*"),
+)
+
+
+@dataclass(frozen=True)
+class Upload:
+    """What a commit would hold.
+
+    Args:
+        folder (`Path`): The drafter's folder.
+        repo (`str`): Hub id, `ORG/NAME`.
+        files (`tuple[str, ...]`): Paths in the folder and in the repository, sorted.
+        num_bytes (`int`): Their size together, in bytes.
+    """
+
+    folder: Path
+    repo: str
+    files: tuple[str, ...]
+    num_bytes: int
+
+
+def prepare_upload(folder: Path, repo: str) -> Upload:
+    """Checks a folder and says what would be uploaded; nothing is sent.
+
+    Only files that a drafter consists of are taken: no pickles, no rows of interrupted runs.
+
+    Args:
+        folder (`Path`): The drafter's folder: `config.json`, `model.safetensors`, `README.md` and `results.json`.
+        repo (`str`): Hub id, `ORG/NAME`.
+
+    Raises:
+        [`InvalidConfigError`]: If a file is missing, the Hub id is none, or the card does not match `results.json`.
+    """
+    try:
+        validate_repo_id(repo)
+    except HFValidationError as error:
+        raise InvalidConfigError(f"--repo must be ORG/NAME, got {repo!r}: {error}") from error
+    if repo.count("/") != 1:
+        raise InvalidConfigError(f"--repo must be ORG/NAME, got {repo!r}")
+    names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+    files = sorted(name for name in names if any(_matches(name, pattern) for pattern in _PATTERNS))
+    if "config.json" not in files or not any(_matches(name, _WEIGHTS) for name in files):
+        raise InvalidConfigError(f"{folder} must hold config.json and {_WEIGHTS}, got {sorted(names)[:8]}")
+    check_card(folder)
+    return Upload(folder, repo, tuple(files), sum((folder / name).stat().st_size for name in files))
+
+
+def publish(upload: Upload, *, private: bool = False, api: HfApi | None = None) -> str:
+    """Uploads in one commit, so that the weights are never seen without their card. Returns the commit's address.
+
+    Args:
+        upload ([`Upload`]): What [`prepare_upload`] returned.
+        private (`bool`): Whether a repository that is made now is private; an existing one stays as it is.
+        api (`HfApi`, *optional*): The client; by default one with the user's own token and endpoint.
+    """
+    client = HfApi() if api is None else api
+    client.create_repo(upload.repo, private=private, exist_ok=True)
+    operations = [CommitOperationAdd(name, upload.folder / name) for name in upload.files]
+    commit = client.create_commit(upload.repo, operations, commit_message="Drafter, card and measured results")
+    return str(commit.commit_url)
+
+
+def _matches(name: str, pattern: str) -> bool:
+    """As in a shell: `*` does not cross folders."""
+    return name.count("/") == pattern.count("/") and fnmatch(name, pattern)
