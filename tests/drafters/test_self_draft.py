@@ -134,6 +134,27 @@ def test_the_lower_layers_lead_and_every_layer_holds_what_it_has_run(model, monk
     assert any(len(set(widths)) > 2 for widths in seen), "tokens were deferred at different layers"
 
 
+@pytest.mark.parametrize("pad", [3, 40])
+def test_a_filler_is_not_kept_for_a_token_with_its_id(model, pad):
+    """Filler beside a longer row has the position of the token before it: its keys are not those of a real token."""
+    start, lengths = torch.tensor([[5, 6, 7, 8], [9, 10, 11, 12]]), torch.tensor([4, 4])
+    full = torch.cat([start, torch.tensor([[pad], [13]])], 1)
+    lm = LayeredLM(
+        model,
+        LayerGate(model),
+        pad_token_id=pad,
+        cache=DynamicCache(config=model.config),
+        held=torch.zeros(2, 0, dtype=torch.long),
+    )
+    with torch.no_grad(), lm.alone():
+        lm.climb(start, lengths, 2)
+        lm.climb(full, torch.tensor([4, 5]), 2)
+        got = lm.run(full, torch.tensor([5, 5]), torch.tensor([1, 1])).logits
+    with torch.no_grad():
+        expected = model(full).logits[:, -1:]
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+
+
 def test_stops(model):
     text = decode(model, config=None).sequences[0, PROMPT:].tolist()
     for at in (1, 2, 5):
