@@ -318,6 +318,19 @@ def test_untrained_heads_are_raw_and_can_be_saved(model, kind, tmp_path):
         assert out.speculative_stats.events["exit_depths"] != 0
 
 
+@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize("kind", ["linear", "adapter"])
+def test_heads_that_change_what_they_are_given_do_not_change_the_text(model, kind, batch_size):
+    """What a head makes of a hidden state is for its exit alone: the layers above go on from the hidden state itself."""
+    heads = noisy_copy(ExitHeads(ExitHeadsConfig(kind, EXITS, hidden_size=model.config.hidden_size)), seed=1)
+    hidden = torch.randn(1, 1, model.config.hidden_size, generator=torch.Generator().manual_seed(0))
+    assert not torch.allclose(heads(hidden, layer=EXITS[0]), hidden, atol=1e-2)
+    config = SelfDraftConfig(confidence_threshold=0.05, length=4, on_drafter_error="raise")
+    out = decode(model, batch_size, config, assistant_model=heads)
+    assert out.speculative_stats.num_draft_tokens > 0
+    assert torch.equal(out.sequences, decode(model, batch_size, None).sequences)
+
+
 @pytest.mark.parametrize("batch_size", [1, 2])
 def test_verify_lossless_checks_it(model, batch_size):
     config = SelfDraftConfig(exit_layers=EXITS, confidence_threshold=0.0, length=3)
