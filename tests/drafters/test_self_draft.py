@@ -309,6 +309,9 @@ def test_other_rules_judge_self_drafts(model):
 def test_untrained_heads_are_raw_and_can_be_saved(model, kind, tmp_path):
     heads = ExitHeads(ExitHeadsConfig(kind, EXITS, hidden_size=model.config.hidden_size))
     heads.save_pretrained(tmp_path)
+    hidden = torch.randn(2, 3, model.config.hidden_size)
+    for each in (heads, ExitHeads.from_pretrained(tmp_path)):
+        assert all(torch.equal(each(hidden, layer=layer), hidden) for layer in EXITS)
     config = SelfDraftConfig(confidence_threshold=0.05, length=4, on_drafter_error="raise")
     from_file = SelfDraftConfig(confidence_threshold=0.05, length=4, on_drafter_error="raise", exit_heads=str(tmp_path))
     raw = decode(model, config=SelfDraftConfig(exit_layers=EXITS, confidence_threshold=0.05, length=4))
@@ -322,8 +325,12 @@ def test_untrained_heads_are_raw_and_can_be_saved(model, kind, tmp_path):
 @pytest.mark.parametrize("kind", ["linear", "adapter"])
 def test_heads_that_change_what_they_are_given_do_not_change_the_text(model, kind, batch_size):
     """What a head makes of a hidden state is for its exit alone: the layers above go on from the hidden state itself."""
-    heads = noisy_copy(ExitHeads(ExitHeadsConfig(kind, EXITS, hidden_size=model.config.hidden_size)), seed=1)
-    hidden = torch.randn(1, 1, model.config.hidden_size, generator=torch.Generator().manual_seed(0))
+    heads = ExitHeads(ExitHeadsConfig(kind, EXITS, hidden_size=model.config.hidden_size))
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in heads.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
+    hidden = torch.randn(1, 1, model.config.hidden_size, generator=generator)
     assert not torch.allclose(heads(hidden, layer=EXITS[0]), hidden, atol=1e-2)
     config = SelfDraftConfig(confidence_threshold=0.05, length=4, on_drafter_error="raise")
     out = decode(model, batch_size, config, assistant_model=heads)
