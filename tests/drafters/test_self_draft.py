@@ -134,6 +134,27 @@ def test_the_lower_layers_lead_and_every_layer_holds_what_it_has_run(model, monk
     assert any(len(set(widths)) > 2 for widths in seen), "tokens were deferred at different layers"
 
 
+@pytest.mark.parametrize("pad", [3, 40])
+def test_a_filler_is_not_kept_for_a_token_with_its_id(model, pad):
+    """Filler beside a longer row has the position of the token before it: its keys are not those of a real token."""
+    start, lengths = torch.tensor([[5, 6, 7, 8], [9, 10, 11, 12]]), torch.tensor([4, 4])
+    full = torch.cat([start, torch.tensor([[pad], [13]])], 1)
+    lm = LayeredLM(
+        model,
+        LayerGate(model),
+        pad_token_id=pad,
+        cache=DynamicCache(config=model.config),
+        held=torch.zeros(2, 0, dtype=torch.long),
+    )
+    with torch.no_grad(), lm.alone():
+        lm.climb(start, lengths, 2)
+        lm.climb(full, torch.tensor([4, 5]), 2)
+        got = lm.run(full, torch.tensor([5, 5]), torch.tensor([1, 1])).logits
+    with torch.no_grad():
+        expected = model(full).logits[:, -1:]
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+
+
 def test_stops(model):
     text = decode(model, config=None).sequences[0, PROMPT:].tolist()
     for at in (1, 2, 5):
@@ -288,6 +309,9 @@ def test_other_rules_judge_self_drafts(model):
 def test_untrained_heads_are_raw_and_can_be_saved(model, kind, tmp_path):
     heads = ExitHeads(ExitHeadsConfig(kind, EXITS, hidden_size=model.config.hidden_size))
     heads.save_pretrained(tmp_path)
+    hidden = torch.randn(2, 3, model.config.hidden_size)
+    for each in (heads, ExitHeads.from_pretrained(tmp_path)):
+        assert all(torch.equal(each(hidden, layer=layer), hidden) for layer in EXITS)
     config = SelfDraftConfig(confidence_threshold=0.05, length=4, on_drafter_error="raise")
     from_file = SelfDraftConfig(confidence_threshold=0.05, length=4, on_drafter_error="raise", exit_heads=str(tmp_path))
     raw = decode(model, config=SelfDraftConfig(exit_layers=EXITS, confidence_threshold=0.05, length=4))
@@ -295,6 +319,23 @@ def test_untrained_heads_are_raw_and_can_be_saved(model, kind, tmp_path):
         assert torch.equal(out.sequences, raw.sequences)
         assert out.speculative_stats.events == raw.speculative_stats.events
         assert out.speculative_stats.events["exit_depths"] != 0
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize("kind", ["linear", "adapter"])
+def test_heads_that_change_what_they_are_given_do_not_change_the_text(model, kind, batch_size):
+    """What a head makes of a hidden state is for its exit alone: the layers above go on from the hidden state itself."""
+    heads = ExitHeads(ExitHeadsConfig(kind, EXITS, hidden_size=model.config.hidden_size))
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in heads.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
+    hidden = torch.randn(1, 1, model.config.hidden_size, generator=generator)
+    assert not torch.allclose(heads(hidden, layer=EXITS[0]), hidden, atol=1e-2)
+    config = SelfDraftConfig(confidence_threshold=0.05, length=4, on_drafter_error="raise")
+    out = decode(model, batch_size, config, assistant_model=heads)
+    assert out.speculative_stats.num_draft_tokens > 0
+    assert torch.equal(out.sequences, decode(model, batch_size, None).sequences)
 
 
 @pytest.mark.parametrize("batch_size", [1, 2])

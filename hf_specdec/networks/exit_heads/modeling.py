@@ -13,13 +13,17 @@ from hf_specdec.networks.exit_heads.configuration import ExitHeadsConfig
 __all__ = ["ExitHeads"]
 
 
+class _FromZero(nn.Linear):
+    """A linear map that begins as zero. A class of its own, as transformers initialises each parameter only once."""
+
+
 class _Adapter(nn.Module):
     """A residual bottleneck; it begins as the identity."""
 
     def __init__(self, hidden_size: int, adapter_size: int) -> None:
         super().__init__()
         self.down = nn.Linear(hidden_size, adapter_size)
-        self.up = nn.Linear(adapter_size, hidden_size)
+        self.up = _FromZero(adapter_size, hidden_size)
 
     def forward(self, hidden: Tensor) -> Tensor:
         return hidden + self.up(nn.functional.silu(self.down(hidden)))
@@ -51,12 +55,15 @@ class ExitHeads(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        if isinstance(module, nn.Linear):
-            nn.init.zeros_(module.bias)
-            square = module.weight.shape[0] == module.weight.shape[1]
-            nn.init.eye_(module.weight) if square else nn.init.normal_(module.weight, std=0.02)
-        if isinstance(module, _Adapter):
-            nn.init.zeros_(module.up.weight)
+        if not isinstance(module, nn.Linear):
+            return
+        nn.init.zeros_(module.bias)
+        if isinstance(module, _FromZero):
+            nn.init.zeros_(module.weight)
+        elif module.weight.shape[0] == module.weight.shape[1]:
+            nn.init.eye_(module.weight)
+        else:
+            nn.init.normal_(module.weight, std=0.02)
 
     def forward(self, hidden_states: Tensor, layer: int) -> Tensor:
         """What the target's final norm should see.
