@@ -21,6 +21,10 @@ class RecipeName(StrEnum):
 
     hass = "hass"
     eagle3 = "eagle3"
+    kl = "kl"
+    eal = "eal"
+    wtv = "wtv"
+    lk = "lk"
 
 
 @reports_errors
@@ -29,6 +33,10 @@ def train(
     data: Annotated[Path, typer.Option("--data", help="Prompts: lines of text, or a .jsonl file.", show_default=False)],
     recipe: Annotated[RecipeName, typer.Option("--recipe", help="Network and loss.", show_default=False)],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write to.", show_default=False)],
+    start: Annotated[
+        Path | None,
+        typer.Option("--start", help="A drafter to go on from, which eal, wtv and lk want; by default a new one."),
+    ] = None,
     field: opt.Field = "prompt",
     limit: opt.Limit = None,
     chat: opt.Chat = None,
@@ -77,7 +85,7 @@ def train(
         )
     out.mkdir(parents=True, exist_ok=True)
     with quiet():
-        result = _run(models, sides, recipe.value, options, out, max_new_tokens, steps, resume)
+        result = _run(models, sides, recipe.value, options, out, max_new_tokens, steps, resume, start)
     if as_json:
         print_json({"target": target, "recipe": recipe.value, "out": str(out), **result})
         return
@@ -95,6 +103,7 @@ def _run(
     max_new_tokens: int,
     steps: int,
     resume: bool,
+    start: Path | None,
 ) -> dict[str, Any]:
     import torch
 
@@ -111,8 +120,12 @@ def _run(
         texts = answer_prompts(models.target, sides[False], file, max_new_tokens=max_new_tokens, on_answer=show)
     with torch.random.fork_rng():
         torch.manual_seed(options.seed)
-        network = AutoDrafter.from_target(
-            models.target, RECIPES[recipe].family, tokenizer=models.tokenizer, dtype=torch.float32
+        network = (
+            AutoDrafter.from_target(
+                models.target, RECIPES[recipe].family, tokenizer=models.tokenizer, dtype=torch.float32
+            )
+            if start is None
+            else AutoDrafter.from_pretrained(start, target=models.target, dtype=torch.float32)
         )
 
     def evaluate() -> dict[str, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from hf_specdec.training.losses import Eagle3Loss, HassLoss, TrainingLoss
+from hf_specdec.training.losses import Eagle3Loss, EALLoss, HassLoss, KLLoss, LKLoss, TrainingLoss, WTVLoss
 
 
 __all__ = ["RECIPES", "Recipe"]
@@ -16,7 +16,7 @@ class Recipe:
     """How a drafter is trained.
 
     Args:
-        family (`str`): The network, `"eagle"` or `"eagle3"`.
+        family (`str`): The network that a run from scratch makes, `"eagle"` or `"eagle3"`.
         loss ([`TrainingLoss`]): The loss.
         num_steps (`int`): Drafts per chain in training.
         detach (`bool`): Whether gradients stop between the steps of a chain.
@@ -32,5 +32,9 @@ RECIPES: MappingProxyType[str, Recipe] = MappingProxyType(
     {
         "hass": Recipe("eagle", HassLoss(), num_steps=3, detach=True),
         "eagle3": Recipe("eagle3", Eagle3Loss(), num_steps=7, detach=False),
+        "kl": Recipe("eagle3", KLLoss(), num_steps=5, detach=False),
+        "eal": Recipe("eagle3", EALLoss(), num_steps=5, detach=False),
+        "wtv": Recipe("eagle3", WTVLoss(), num_steps=5, detach=False),
+        "lk": Recipe("eagle3", LKLoss(), num_steps=5, detach=False),
     }
 )

@@ -1,6 +1,7 @@
 """Replays and ceilings: by hand, and the ceiling against every schedule there is."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -36,6 +37,14 @@ def test_a_replay_sums_isolated_costs():
     extended = row((3, 4, "hybrid", [["model", 1], ["ngram", 2]]))
     assert replay_seconds([extended], COSTS) == pytest.approx(0.25 + 1.4)
     assert sources_of([extended]) == {"model", "ngram"}
+
+
+def test_a_batch_waits_for_its_slowest_row():
+    quick, slow = row((3, 4, "model"), (0, 1, "none")), row(*[(0, 1, "none")] * 5, tokens=[9] * 6)
+    alone = [ceiling_seconds(each, [each], {"model"}, COSTS) for each in (quick, slow)]
+    assert alone == pytest.approx([3 * 0.25 + 1.4 + 1.0, 5.0])
+    both = replace(quick, batch=[quick.tokens, slow.tokens], row_rounds=[quick.rounds, slow.rounds])
+    assert ceiling_seconds(both, [both], {"model"}, COSTS) == max(alone)
 
 
 def test_constant_lengths_by_hand():

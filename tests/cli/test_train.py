@@ -44,6 +44,16 @@ def test_it_writes_a_drafter_that_loads(pair, options, run_json, tmp_path, recip
     assert drafted.tolist() == pair.model.generate(**inputs, **asked).tolist()
 
 
+def test_a_run_goes_on_from_another_drafter(pair, options, run_json, tmp_path):
+    run_json(*options, "--recipe", "hass", "--max-steps", 2)
+    first = tmp_path / "drafter"
+    again = [tmp_path / "second" if part == first else part for part in options]
+    run_json(*again, "--recipe", "eal", "--max-steps", 2, "--start", first, "--learning-rate", 1e-20)
+    one, two = (AutoDrafter.from_pretrained(path, target=pair.model) for path in (first, tmp_path / "second"))
+    assert type(one) is type(two)
+    assert all(torch.allclose(a, b, atol=1e-12) for a, b in zip(one.parameters(), two.parameters(), strict=True))
+
+
 def test_checkpoints_are_not_overwritten_unasked(options, run, run_json):
     whole = run_json(*options, "--recipe", "hass", "--max-steps", 2)
     assert "--resume" in run(*options, "--recipe", "hass", "--max-steps", 2, code=2).stderr

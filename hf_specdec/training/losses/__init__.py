@@ -2,7 +2,21 @@
 
 from hf_specdec.training.losses.base import LossValue, TrainingLoss, Unrolled
 from hf_specdec.training.losses.eagle3 import Eagle3Loss
+from hf_specdec.training.losses.eal import EALLoss
 from hf_specdec.training.losses.hass import HassLoss
+from hf_specdec.training.losses.kl import KLLoss
+from hf_specdec.training.losses.lk import LKLoss
+from hf_specdec.training.losses.wtv import WTVLoss
 
 
-__all__ = ["Eagle3Loss", "HassLoss", "LossValue", "TrainingLoss", "Unrolled"]
+__all__ = [
+    "EALLoss",
+    "Eagle3Loss",
+    "HassLoss",
+    "KLLoss",
+    "LKLoss",
+    "LossValue",
+    "TrainingLoss",
+    "Unrolled",
+    "WTVLoss",
+]
