@@ -11,7 +11,7 @@ from torch import Tensor
 from hf_specdec.records import Round
 
 
-__all__ = ["pad_left", "recorded_round", "row_rounds", "until_end"]
+__all__ = ["eos_token_ids", "pad_left", "recorded_round", "row_rounds", "until_end"]
 
 
 def pad_left(prompts: list[list[int]], pad_token_id: int, device: Any) -> dict[str, Tensor]:
@@ -25,24 +25,29 @@ def pad_left(prompts: list[list[int]], pad_token_id: int, device: Any) -> dict[s
     }
 
 
-def until_end(tokens: list[int], eos_token_ids: Collection[int]) -> list[int]:
+def eos_token_ids(model: Any) -> set[int]:
+    """The tokens that end a text by the model's own generation config."""
+    given = model.generation_config.eos_token_id
+    return set() if given is None else {given} if isinstance(given, int) else set(given)
+
+
+def until_end(tokens: list[int], ends: Collection[int]) -> list[int]:
     """The tokens up to the first EOS, which is kept: what follows it in a batch is padding."""
-    end = next((place for place, token in enumerate(tokens, start=1) if token in eos_token_ids), None)
+    end = next((place for place, token in enumerate(tokens, start=1) if token in ends), None)
     return tokens[:end]
 
 
 def recorded_round(round_: Round) -> list[Any]:
     """`[drafted, emitted, source, parts]` as the whole batch pays for it: its rows share one target pass as wide as the
     longest draft, and as many draft steps as the row that took the most."""
-    parts = [_parts(stretches) for stretches in round_.kinds]
-    most = max(parts, key=_num_steps, default=[])
+    most = max(map(_parts, round_.kinds), key=_num_steps)
     return [int(round_.num_drafted.max()), sum(map(len, round_.emitted)), round_.source, most]
 
 
 def row_rounds(rounds: Iterable[Round], row: int) -> list[list[Any]]:
     """`[drafted, emitted, source, parts]` of the rounds in which a row was unfinished."""
     return [
-        [int(each.num_drafted[row]), len(each.emitted[row]), each.source, _parts(each.kinds[row]) if each.kinds else []]
+        [int(each.num_drafted[row]), len(each.emitted[row]), each.source, _parts(each.kinds[row])]
         for each in rounds
         if each.emitted[row]
     ]

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from hf_specdec.bench.batched import eos_token_ids
 from hf_specdec.errors import InvalidConfigError
 from hf_specdec.linear import PackedLinear, pack_linears
 
@@ -52,8 +53,7 @@ class EconomizeRun:
         economize: Any = importlib.import_module("economize")
         self._economize, self._temperature = economize, temperature
         self._has_draft_model = arm.technique == "draft_model"
-        eos = target.generation_config.eos_token_id
-        self._eos = set() if eos is None else {eos} if isinstance(eos, int) else set(eos)
+        self._eos = eos_token_ids(target)
         verifier = {} if temperature is None else {"verifier": "rejection"}
         decoding = economize.DecodeConfig(cycle_length=arm.length + 1, **verifier)
         technique: Any = importlib.import_module(f"economize.techniques.{arm.technique}")

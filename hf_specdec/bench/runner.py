@@ -14,7 +14,7 @@ import torch
 from transformers import StoppingCriteriaList
 
 from hf_specdec.bench.arms import Arm
-from hf_specdec.bench.batched import pad_left, recorded_round, row_rounds, until_end
+from hf_specdec.bench.batched import eos_token_ids, pad_left, recorded_round, row_rounds, until_end
 from hf_specdec.bench.clock import Clock
 from hf_specdec.bench.economize import EconomizeRun, economize_problem
 from hf_specdec.errors import InvalidConfigError
@@ -152,7 +152,7 @@ class Benchmark:
             tokens, phase = decode(arm, prompt, inputs)
             total = time.perf_counter() - started
         if self.batch_size > 1:
-            phase |= {"batch": tokens, "decode_tokens": sum(len(row) - 1 for row in tokens)}
+            phase["batch"] = tokens
         return Row(
             arm=arm.name,
             prompt=prompt,
@@ -175,7 +175,7 @@ class Benchmark:
         tokens, stats = self._new_tokens(sequences, inputs), collected[0]
         decoded = rounds[1:]
         return tokens, {
-            "decode_tokens": len(tokens[0]) - 1,
+            "decode_tokens": _num_after_first(tokens),
             "decode_seconds": stats.total_seconds - stats.prefill_seconds,
             "decode_rounds": len(decoded),
             "rounds": [recorded_round(each) for each in decoded],
@@ -189,8 +189,9 @@ class Benchmark:
         options = {"stopping_criteria": StoppingCriteriaList([clock])} | self._stock_options(arm)
         sequences = self._generate(arm, self._options(inputs), options)
         (started, before), (ended, after) = clock.steps[0], clock.steps[-1]
-        return self._new_tokens(sequences, inputs), {
-            "decode_tokens": after - before,
+        tokens = self._new_tokens(sequences, inputs)
+        return tokens, {
+            "decode_tokens": after - before if self.batch_size == 1 else _num_after_first(tokens),
             "decode_seconds": ended - started,
             "decode_rounds": len(clock.steps) - 1,
         }
@@ -205,8 +206,8 @@ class Benchmark:
         new = sequences[:, inputs["input_ids"].shape[1] :].tolist()
         if self.batch_size == 1:
             return new
-        ends = self.target.generation_config.eos_token_id
-        return [until_end(row, {ends} if isinstance(ends, int) else set(ends or ())) for row in new]
+        ends = eos_token_ids(self.target)
+        return [until_end(row, ends) for row in new]
 
     def _pad_token_id(self) -> int:
         given = self.target.generation_config.pad_token_id
@@ -259,3 +260,7 @@ class Benchmark:
         if self.checkpoint is not None:
             with self.checkpoint.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(asdict(row)) + "\n")
+
+
+def _num_after_first(tokens: list[list[int]]) -> int:
+    return sum(len(row) - 1 for row in tokens)

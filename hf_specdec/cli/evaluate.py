@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -22,7 +21,7 @@ def evaluate(
     drafter: Annotated[
         str, typer.Option("--drafter", help="Folder or Hub id of the drafter network.", show_default=False)
     ],
-    data: Annotated[Path, typer.Option("--data", help="Prompts: lines of text, or a .jsonl file.", show_default=False)],
+    data: opt.PromptFile,
     steps: Annotated[str, typer.Option("--steps", help="Tokens drafted per round, separated by commas.")] = "3,4,5,6",
     baseline: Annotated[
         str | None, typer.Option("--baseline", help="Another drafter network, measured beside it.")

@@ -29,6 +29,7 @@ __all__ = [
     "MaxNewTokens",
     "OverlapThreshold",
     "Plain",
+    "PromptFile",
     "Prompts",
     "Quantization",
     "QuantizationName",
@@ -134,6 +135,9 @@ OverlapThreshold = Annotated[
 TopN = Annotated[int | None, typer.Option("--top-n", help="EASD: size of the two top-n sets.", rich_help_panel=_METHOD)]
 Field = Annotated[
     str, typer.Option("--field", help="Field of a .jsonl file that holds the text.", rich_help_panel=_TEXT)
+]
+PromptFile = Annotated[
+    Path, typer.Option("--data", help="Prompts: lines of text, or a .jsonl file.", show_default=False)
 ]
 Limit = Annotated[
     int | None, typer.Option("--limit", "-n", min=1, help="Use the first texts only.", rich_help_panel=_TEXT)

@@ -30,7 +30,7 @@ class RecipeName(StrEnum):
 @reports_errors
 def train(
     target: opt.Target,
-    data: Annotated[Path, typer.Option("--data", help="Prompts: lines of text, or a .jsonl file.", show_default=False)],
+    data: opt.PromptFile,
     recipe: Annotated[RecipeName, typer.Option("--recipe", help="Network and loss.", show_default=False)],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write to.", show_default=False)],
     start: Annotated[

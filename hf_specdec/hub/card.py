@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,13 +11,13 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
 from hf_specdec.errors import InvalidConfigError
-from hf_specdec.hub.results import BEGIN, END, eval_results, read_results, results_section
+from hf_specdec.hub.results import BEGIN, END, METRICS, eval_results, read_results, results_section
+from hf_specdec.networks.checkpoint import read_json_object
 
 
 __all__ = ["CARD", "PLOT", "RESULTS", "CardFacts", "check_card", "render_card"]
 
 CARD, RESULTS, PLOT = "README.md", "results.json", "results.png"
-_METRICS = ("acceptance_length", "speedup")
 _LOAD = {
     True: (
         "from hf_specdec import AutoDrafter, RCSDConfig",
@@ -69,7 +68,7 @@ def render_card(folder: Path, results: Path | None = None, facts: CardFacts | No
     facts, measured = facts or CardFacts(), read_results(results or folder / RESULTS)
     plot = (folder / RESULTS if results is None else results).with_suffix(".png")
     section = results_section(measured, PLOT if plot.is_file() else None)
-    config = _config(folder)
+    config = read_json_object(folder / "config.json")
     if (folder / CARD).is_file():
         card = ModelCard.load(folder / CARD)
         data, body = card.data, _with_section(card.text, section)
@@ -110,14 +109,6 @@ def _figures(entries: list[Any]) -> list[tuple[Any, ...]]:
     return sorted((each.dataset_type, each.metric_type, each.metric_name, each.metric_value) for each in entries)
 
 
-def _config(folder: Path) -> dict[str, Any]:
-    path = folder / "config.json"
-    if not path.is_file():
-        raise InvalidConfigError(f"{folder} holds no config.json: expected a drafter's folder")
-    values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return values
-
-
 def _with_section(text: str, section: str) -> str:
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
@@ -136,7 +127,7 @@ def _fill(data: Any, folder: Path, config: dict[str, Any], facts: CardFacts) -> 
     data.license = facts.license or data.license
     data.language = list(facts.languages) if facts.languages else data.language
     data.datasets = list(facts.datasets) if facts.datasets else data.datasets
-    data.metrics = list(_METRICS)
+    data.metrics = list(METRICS)
     data.tags = list(dict.fromkeys([*(data.tags or []), "speculative-decoding", "draft-model", *method]))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +9,14 @@ from huggingface_hub import EvalResult
 
 from hf_specdec.bench.report import markdown
 from hf_specdec.errors import InvalidConfigError
+from hf_specdec.networks.checkpoint import read_json_object
 
 
-__all__ = ["BEGIN", "END", "eval_results", "read_results", "results_section"]
+__all__ = ["BEGIN", "END", "METRICS", "eval_results", "read_results", "results_section"]
 
 BEGIN, END = "<!-- specdec results: begin -->", "<!-- specdec results: end -->"
 _DIGITS = 4
-_METRICS = {"acceptance_length": "tokens_per_round", "speedup": "speedup"}
+METRICS = {"acceptance_length": "tokens_per_round", "speedup": "speedup"}
 _TITLES = {"acceptance_length": "mean tokens per verification pass", "speedup": "speed-up over plain decoding"}
 
 
@@ -31,11 +31,8 @@ def read_results(path: Path) -> dict[str, Any]:
     """
     if not path.is_file():
         raise InvalidConfigError(f"there is no {path}: run `specdec bench --out results` with this drafter first")
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise InvalidConfigError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(values, dict) or not values.get("summary") or "environment" not in values:
+    values = read_json_object(path)
+    if not values.get("summary") or "environment" not in values:
         raise InvalidConfigError(f"{path} must hold `summary` and `environment`, as `specdec bench` writes them")
     if not values["environment"].get("assistant"):
         raise InvalidConfigError(f"{path} was measured without a drafter: run `specdec bench --assistant DRAFTER`")
@@ -64,7 +61,7 @@ def eval_results(results: dict[str, Any]) -> list[EvalResult]:
         for dataset, arms in results["summary"].items()
         for arm, figures in arms.items()
         if "acceptance_rate" in figures
-        for metric, name in _METRICS.items()
+        for metric, name in METRICS.items()
     ]
 
 

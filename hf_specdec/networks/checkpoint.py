@@ -16,12 +16,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from hf_specdec.errors import IncompatibleDraftError, InvalidConfigError
-from hf_specdec.networks.tensor_names import tensor_names
+from hf_specdec.networks.tensor_names import PICKLED, SAFE, tensor_names
 
 
-__all__ = ["Checkpoint", "is_draft_checkpoint", "read_checkpoint"]
+__all__ = ["Checkpoint", "is_draft_checkpoint", "read_checkpoint", "read_json_object"]
 
-_SAFE, _PICKLED = "model.safetensors", "pytorch_model.bin"
 _MARKERS = ("speculators_model_type", "draft_vocab_size", "eagle_config", "eagle_aux_hidden_state_layer_ids")
 _TYPES = ("eagle_drafter", "eagle3_drafter")
 
@@ -56,16 +55,16 @@ def read_checkpoint(
         [`InvalidConfigError`]: If a file is missing or malformed, or only a pickle is there and `allow_bin` is False.
     """
     folder = _folder(id_or_path, revision, allow_bin)
-    config = _read_json(folder / "config.json")
-    if (folder / _SAFE).is_file() or (folder / f"{_SAFE}.index.json").is_file():
-        tensors = _read_weights(folder, _SAFE)
-    elif not ((folder / _PICKLED).is_file() or (folder / f"{_PICKLED}.index.json").is_file()):
-        raise InvalidConfigError(f"{id_or_path} holds no {_SAFE}: expected a drafter's weights there")
+    config = read_json_object(folder / "config.json")
+    if (folder / SAFE).is_file() or (folder / f"{SAFE}.index.json").is_file():
+        tensors = _read_weights(folder, SAFE)
+    elif not ((folder / PICKLED).is_file() or (folder / f"{PICKLED}.index.json").is_file()):
+        raise InvalidConfigError(f"{id_or_path} holds no {SAFE}: expected a drafter's weights there")
     elif allow_bin:
-        tensors = _read_weights(folder, _PICKLED)
+        tensors = _read_weights(folder, PICKLED)
     else:
         raise InvalidConfigError(
-            f"{id_or_path} holds {_PICKLED} only, a pickle. Pass allow_bin=True to read it with weights_only=True, and save it "
+            f"{id_or_path} holds {PICKLED} only, a pickle. Pass allow_bin=True to read it with weights_only=True, and save it "
             "again as safetensors"
         )
     return Checkpoint(str(id_or_path), config, tensors)
@@ -79,7 +78,7 @@ def is_draft_checkpoint(id_or_path: str | os.PathLike[str]) -> bool:
     path = _fetch(id_or_path, "config.json")
     if path is None:
         return False  # whoever loads it next says what is wrong with it
-    config = _read_json(path)
+    config = read_json_object(path)
     named = any("eagle" in str(each).lower() for each in config.get("architectures") or [])
     if named or config.get("model_type") in _TYPES or any(key in config for key in _MARKERS):
         return True
@@ -106,13 +105,18 @@ def _folder(id_or_path: str | os.PathLike[str], revision: str | None, allow_bin:
         return Path(id_or_path)
     if Path(id_or_path).is_absolute() or str(id_or_path).startswith("."):
         raise InvalidConfigError(f"there is no folder {id_or_path}")
-    patterns = ["config.json", "model*.safetensors", f"{_SAFE}.index.json"]
+    patterns = ["config.json", "model*.safetensors", f"{SAFE}.index.json"]
     if allow_bin:
-        patterns += ["pytorch_model*.bin", f"{_PICKLED}.index.json"]
+        patterns += ["pytorch_model*.bin", f"{PICKLED}.index.json"]
     return Path(snapshot_download(str(id_or_path), revision=revision, allow_patterns=patterns))
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json_object(path: Path) -> dict[str, Any]:
+    """The object in a JSON file of a drafter's folder.
+
+    Raises:
+        [`InvalidConfigError`]: If there is no such file, or it holds something else.
+    """
     if not path.is_file():
         raise InvalidConfigError(f"{path.parent} holds no {path.name}: expected a drafter's folder or Hub id")
     try:
@@ -128,13 +132,13 @@ def _read_weights(folder: Path, name: str) -> dict[str, Tensor]:
     index = folder / f"{name}.index.json"
     files = [folder / name]
     if not files[0].is_file():
-        shards = _read_json(index).get("weight_map", {})
+        shards = read_json_object(index).get("weight_map", {})
         files = [folder / shard for shard in sorted(set(shards.values()))]
     if absent := [file.name for file in files if not file.is_file()]:
         raise InvalidConfigError(f"{index.name} in {folder} names files that are not there: {absent}")
     tensors: dict[str, Tensor] = {}
     for file in files:
-        part = load_file(file) if name == _SAFE else torch.load(file, map_location="cpu", weights_only=True)
+        part = load_file(file) if name == SAFE else torch.load(file, map_location="cpu", weights_only=True)
         if doubled := sorted(tensors.keys() & part.keys()):
             raise IncompatibleDraftError(f"{file.name} repeats tensors of another shard: {doubled}")
         tensors |= part

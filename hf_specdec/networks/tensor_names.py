@@ -11,9 +11,9 @@ from pathlib import Path
 from safetensors import safe_open
 
 
-__all__ = ["tensor_names"]
+__all__ = ["PICKLED", "SAFE", "tensor_names"]
 
-_SAFE, _PICKLED = "model.safetensors", "pytorch_model.bin"
+SAFE, PICKLED = "model.safetensors", "pytorch_model.bin"
 
 
 def tensor_names(fetch: Callable[[str], Path | None]) -> frozenset[str] | None:
@@ -27,11 +27,11 @@ def tensor_names(fetch: Callable[[str], Path | None]) -> frozenset[str] | None:
     Returns:
         None if there are no weights, or only in torch's format of before 2020.
     """
-    for name in (_SAFE, _PICKLED):
+    for name in (SAFE, PICKLED):
         if (index := fetch(f"{name}.index.json")) is not None:
             return frozenset(json.loads(index.read_text(encoding="utf-8")).get("weight_map", {}))
         if (weights := fetch(name)) is not None:
-            return _safe_names(weights) if name == _SAFE else _strings(weights)
+            return _safe_names(weights) if name == SAFE else _strings(weights)
     return None
 
 

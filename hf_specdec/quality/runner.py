@@ -13,7 +13,7 @@ import torch
 from transformers import StoppingCriteriaList
 
 from hf_specdec.bench.arms import Arm
-from hf_specdec.bench.batched import pad_left, until_end
+from hf_specdec.bench.batched import eos_token_ids, pad_left, until_end
 from hf_specdec.bench.clock import Clock
 from hf_specdec.errors import InvalidConfigError
 from hf_specdec.quality.arms import CONTROL, MATCHED, random_arm, throws_dice
@@ -165,7 +165,7 @@ class Evaluation:
         return 0 if self.tokenizer.pad_token_id is None else int(self.tokenizer.pad_token_id)
 
     def _row(self, place: int, tokens: list[int], counts: dict[str, int]) -> Row:
-        question, eos = self.questions[place], self._eos_token_ids()
+        question, eos = self.questions[place], eos_token_ids(self.target)
         tokens = until_end(tokens, eos)
         text = self.tokenizer.decode(tokens, skip_special_tokens=True)
         answer = extract_answer(text)
@@ -178,10 +178,6 @@ class Evaluation:
             ended=bool(tokens) and tokens[-1] in eos,
             counts=counts,
         )
-
-    def _eos_token_ids(self) -> set[int]:
-        given = self.target.generation_config.eos_token_id
-        return set() if given is None else {given} if isinstance(given, int) else set(given)
 
 
 def row_seed(seed: int, question: int) -> int:

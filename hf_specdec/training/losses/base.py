@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 
@@ -53,6 +54,12 @@ class LossValue:
 
     total: Tensor
     parts: Mapping[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def of_steps(cls, terms: Sequence[Tensor], decay: float = 1.0) -> LossValue:
+        """The sum of the steps' terms, step `j` weighted by `decay^j`."""
+        total = torch.stack([decay**step * term for step, term in enumerate(terms)]).sum()
+        return cls(total, {f"step_{step}": float(term.detach()) for step, term in enumerate(terms)})
 
 
 class TrainingLoss(Protocol):

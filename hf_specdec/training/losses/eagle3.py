@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
-import torch
-
 from hf_specdec.training.losses.base import LossValue, Unrolled
+from hf_specdec.training.losses.survival import on_draft_vocabulary
 
 
 __all__ = ["Eagle3Loss"]
@@ -34,8 +33,7 @@ class Eagle3Loss:
         for student, target, mask in zip(unrolled.student_logits, unrolled.target_logits, unrolled.masks, strict=True):
             log_q, logits = student.float().log_softmax(-1), target.float()
             if ids is not None:
-                mask = mask & torch.isin(logits.argmax(-1), ids)
+                mask = mask & on_draft_vocabulary(logits.argmax(-1), ids)[1]
                 logits = logits[..., ids]
             terms.append(-((logits.softmax(-1) * log_q).sum(-1) * mask).sum() / anchors)
-        total = torch.stack([self.decay**step * term for step, term in enumerate(terms)]).sum()
-        return LossValue(total, {f"step_{step}": float(term.detach()) for step, term in enumerate(terms)})
+        return LossValue.of_steps(terms, self.decay)

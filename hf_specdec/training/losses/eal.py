@@ -8,8 +8,7 @@ from typing import final
 import torch
 
 from hf_specdec.training.losses.base import LossValue, Unrolled
-from hf_specdec.training.losses.kl import KLLoss
-from hf_specdec.training.losses.survival import draft_laws, missing_share, on_draft_vocabulary
+from hf_specdec.training.losses.survival import draft_laws, missing_share, on_draft_vocabulary, with_divergence
 
 
 __all__ = ["EALLoss"]
@@ -38,5 +37,4 @@ class EALLoss:
             chosen = log_q.gather(-1, places[..., None])[..., 0]
             log_acceptance.append(torch.where(known, chosen, float("-inf")))
         missing = missing_share(log_acceptance, unrolled.masks, self.smoothing)
-        kl = KLLoss()(unrolled).total
-        return LossValue(missing + self.kl_weight * kl, {"missing": float(missing.detach()), "kl": float(kl.detach())})
+        return with_divergence(missing, unrolled, self.kl_weight)

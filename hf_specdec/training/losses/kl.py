@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
-import torch
-
 from hf_specdec.training.losses.base import LossValue, Unrolled
 
 
@@ -32,5 +30,4 @@ class KLLoss:
             log_q = student.float().log_softmax(-1)
             log_p = (target.float() if ids is None else target.float()[..., ids]).log_softmax(-1)
             terms.append(((log_p.exp() * (log_p - log_q)).sum(-1) * mask).sum() / anchors)
-        total = torch.stack([self.decay**step * term for step, term in enumerate(terms)]).sum()
-        return LossValue(total, {f"step_{step}": float(term.detach()) for step, term in enumerate(terms)})
+        return LossValue.of_steps(terms, self.decay)

@@ -47,6 +47,4 @@ class LKLoss:
                 weight = (-self.rate * overlap.detach()).exp()
                 value = weight * divergence + (1.0 - weight) * (1.0 - overlap)
             terms.append((value * mask).sum() / anchors)
-        return LossValue(
-            torch.stack(terms).sum(), {f"step_{step}": float(term.detach()) for step, term in enumerate(terms)}
-        )
+        return LossValue.of_steps(terms)

@@ -13,10 +13,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from hf_specdec.training.losses.base import Unrolled
+from hf_specdec.training.losses.base import LossValue, Unrolled
+from hf_specdec.training.losses.kl import KLLoss
 
 
-__all__ = ["draft_laws", "missing_share", "on_draft_vocabulary"]
+__all__ = ["draft_laws", "mean_share", "missing_share", "on_draft_vocabulary", "with_divergence"]
 
 _LEAST = 1e-6  # an acceptance of 0 would leave no gradient to climb from
 
@@ -54,5 +55,16 @@ def missing_share(log_acceptance: Sequence[Tensor], masks: Sequence[Tensor], smo
     trained = torch.stack(list(masks)).long()
     expected = (acceptance.cumsum(0).exp() * trained).sum(0)
     lengths = trained.sum(0)
+    return mean_share(expected, lengths)
+
+
+def mean_share(expected: Tensor, lengths: Tensor) -> Tensor:
+    """`1 - E[L] / K_t`, a mean over the anchors whose chain has a draft; both of shape `(batch, tokens)`."""
     shares = (lengths - expected) / lengths.clamp(min=1)
     return (shares * (lengths > 0)).sum() / (lengths > 0).sum().clamp(min=1)
+
+
+def with_divergence(missing: Tensor, unrolled: Unrolled, kl_weight: float) -> LossValue:
+    """`missing + kl_weight * KL`, see [`KLLoss`]."""
+    kl = KLLoss()(unrolled).total
+    return LossValue(missing + kl_weight * kl, {"missing": float(missing.detach()), "kl": float(kl.detach())})

@@ -10,8 +10,13 @@ from torch import Tensor
 
 from hf_specdec.errors import InvalidConfigError
 from hf_specdec.training.losses.base import LossValue, Unrolled
-from hf_specdec.training.losses.kl import KLLoss
-from hf_specdec.training.losses.survival import draft_laws, missing_share, on_draft_vocabulary
+from hf_specdec.training.losses.survival import (
+    draft_laws,
+    mean_share,
+    missing_share,
+    on_draft_vocabulary,
+    with_divergence,
+)
 
 
 __all__ = ["WTVLoss"]
@@ -54,8 +59,7 @@ class WTVLoss:
             missing = _missing_by_ratio(overlaps, laws, unrolled)
         else:
             missing = missing_share([each.log() for each in overlaps], unrolled.masks, self.smoothing)
-        kl = KLLoss()(unrolled).total
-        return LossValue(missing + self.kl_weight * kl, {"missing": float(missing.detach()), "kl": float(kl.detach())})
+        return with_divergence(missing, unrolled, self.kl_weight)
 
 
 def _missing_by_ratio(overlaps: list[Tensor], laws: list[tuple[Tensor, Tensor]], unrolled: Unrolled) -> Tensor:
@@ -66,5 +70,4 @@ def _missing_by_ratio(overlaps: list[Tensor], laws: list[tuple[Tensor, Tensor]],
         places, known = on_draft_vocabulary(tokens, unrolled.target_ids)
         ratio = log_q.gather(-1, places[..., None]).exp() / p.gather(-1, places[..., None]).clamp(min=1e-12)
         reached = reached * torch.where(known, ratio[..., 0].clamp(max=1.0), 0.0)
-    shares = (lengths - expected) / lengths.clamp(min=1)
-    return (shares * (lengths > 0)).sum() / (lengths > 0).sum().clamp(min=1)
+    return mean_share(expected, lengths)
