@@ -1,6 +1,7 @@
 """Settings for every test: offline, few threads, one seed, and the markers that need something special."""
 
 import os
+import threading
 
 
 # Read when torch and transformers are imported, so they are set before.
@@ -13,6 +14,8 @@ from pathlib import Path
 
 import pytest
 import torch
+
+import hf_specdec.loop
 
 
 REAL_MODELS = "HF_SPECDEC_REAL_MODELS"
@@ -36,6 +39,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _seeded() -> None:
     """Each test starts from the same random state, so it passes or fails alike in any order."""
     torch.manual_seed(0)
+
+
+class _Ticks(threading.local):
+    """A clock that a millisecond passes by each time a thread looks at it."""
+
+    def __init__(self) -> None:
+        self.now = 0
+
+    def perf_counter(self) -> float:
+        self.now += 1
+        return self.now / 1000
+
+
+@pytest.fixture(autouse=True)
+def _steady_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop measures the same seconds in every run, so that how far the default drafts does not hang on the machine."""
+    monkeypatch.setattr(hf_specdec.loop, "time", _Ticks())
 
 
 @pytest.fixture(scope="session")
