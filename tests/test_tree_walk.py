@@ -162,6 +162,18 @@ def test_the_statistics_of_trees_add_up():
             assert int(each.longest) <= 4 < int(each.num_drafted) + 4
 
 
+def test_accepted_nodes_are_not_fed_again():
+    """A round feeds the token that the last one ended with, and its own nodes."""
+    rounds, widths = [], []
+    hook = target().get_input_embeddings().register_forward_hook(lambda *each: widths.append(each[1][0].shape[1]))
+    try:
+        speculative(round_callback=rounds.append)
+    finally:
+        hook.remove()
+    assert widths[1:] == [int(each.num_drafted) + 1 for each in rounds[1:]]
+    assert sum(int(each.num_accepted) for each in rounds) > 2
+
+
 # --- auto -----------------------------------------------------------------------------------------------------------
 
 
