@@ -41,6 +41,7 @@ def test_a_fixed_tree():
     ("path", "slope", "best"),
     [
         ((0, 3, 7), 0.001, 8),  # no larger tree brings more
+        ((0, 4), 0.001, 8),  # four nodes end before node 4
         ((0, 3, 30), 0.0, 32),  # the last node is free
         ((0, 3, 30), 0.3, 4),  # and here it costs more than it brings
         ((35,), 1.0, 0),  # nothing pays

@@ -130,7 +130,8 @@ def test_logits_at_every_node_equal_a_computation_without_cache(kind, batch_size
     num_compared = 0
     for round_ in range(9):
         most = 0 if round_ in (3, 4) else 3  # whole rounds without drafts, and rows without drafts in others
-        budget = torch.tensor([walk.random(most) for _ in range(batch_size)])
+        # ... and whole trees, in which a node of the second layer has a parent that is not the first
+        budget = torch.tensor([most if (round_ + row) % 2 else walk.random(most) for row in range(batch_size)])
         draft = walk.draft(budget)
         if draft.width:
             num_compared += walk.assert_exact(budget.nonzero()[:, 0].tolist())
