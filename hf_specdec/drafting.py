@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -48,16 +48,22 @@ class Drafting:
         gate ([`LayerGate`], *optional*): Stands before the target's layers while it drafts for itself.
         features ([`TargetFeatures`], *optional*): The hidden states of the target that the drafter reads.
         trees (`bool`): Whether the target is shown trees.
+        prompt_states (`tuple[TargetFeatures, ...]`): Hidden states that are kept of the prompt alone.
     """
 
     make: Callable[[Run], DrafterBase]
     gate: LayerGate | None = None
     features: TargetFeatures | None = None
     trees: bool = False
+    prompt_states: tuple[TargetFeatures, ...] = ()
 
-    def of_prompt(self, prompt_columns: int) -> AbstractContextManager[None]:
+    @contextmanager
+    def of_prompt(self, prompt_columns: int) -> Iterator[None]:
         """Around the prompt's forward pass."""
-        return nullcontext() if self.features is None else self.features.of_prompt(prompt_columns)
+        with ExitStack() as stack:
+            for each in self.prompt_states if self.features is None else (self.features, *self.prompt_states):
+                stack.enter_context(each.of_prompt(prompt_columns))
+            yield
 
     def target(self, model: PreTrainedModel, forward: Callable[..., Any], **options: Any) -> PrefixLM:
         """The target: its layers run at different times if it has a gate, and its features are stored if they are read."""
@@ -106,7 +112,12 @@ def drafting_of(
     self_draft = self_draft_of(config, assistant, model)
     if self_draft is not None:
         gate = self_draft.gate(model, generation_config, synced_gpus)
-        return Drafting(lambda run: self_draft.drafter(settings(run), run.target), gate=gate)
+        states = self_draft.prompt_states(model, gate)
+        return Drafting(
+            lambda run: self_draft.drafter(settings(run), run.target, states),
+            gate=gate,
+            prompt_states=tuple(states.values()),
+        )
     if isinstance(assistant, str) or hasattr(assistant, "__fspath__"):
         assistant = load_assistant(assistant, model)
     is_model = isinstance(assistant, nn.Module)
