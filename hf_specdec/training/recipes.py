@@ -5,7 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from hf_specdec.training.losses import Eagle3Loss, EALLoss, HassLoss, KLLoss, LKLoss, TrainingLoss, WTVLoss
+from hf_specdec.training.losses import (
+    DPOLoss,
+    Eagle3Loss,
+    EALLoss,
+    GRPOLoss,
+    HassLoss,
+    KLLoss,
+    LKLoss,
+    TrainingLoss,
+    WTVLoss,
+)
 
 
 __all__ = ["RECIPES", "Recipe"]
@@ -20,12 +30,15 @@ class Recipe:
         loss ([`TrainingLoss`]): The loss.
         num_steps (`int`): Drafts per chain in training.
         detach (`bool`): Whether gradients stop between the steps of a chain.
+        reference (`bool`): Whether the loss compares with a frozen copy of the drafter that the run starts from, which is then
+            meant to be a trained one.
     """
 
     family: str
     loss: TrainingLoss
     num_steps: int
     detach: bool
+    reference: bool = False
 
 
 RECIPES: MappingProxyType[str, Recipe] = MappingProxyType(
@@ -36,5 +49,7 @@ RECIPES: MappingProxyType[str, Recipe] = MappingProxyType(
         "eal": Recipe("eagle3", EALLoss(), num_steps=5, detach=False),
         "wtv": Recipe("eagle3", WTVLoss(), num_steps=5, detach=False),
         "lk": Recipe("eagle3", LKLoss(), num_steps=5, detach=False),
+        "rcsd-dpo": Recipe("eagle", DPOLoss(), num_steps=6, detach=False, reference=True),
+        "rcsd-grpo": Recipe("eagle", GRPOLoss(), num_steps=6, detach=False, reference=True),
     }
 )
