@@ -137,7 +137,7 @@ def train(
                 log = replace(log, evaluation=evaluate())
                 network.train()
             accelerator.log({"loss": log.loss, **log.evaluation}, step=step)
-            if out is not None and options.save_every and step % options.save_every == 0:
+            if out is not None and options.saves_after(step):
                 state.save(out, step)
             if on_step is not None:
                 on_step(log)
