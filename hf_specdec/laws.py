@@ -16,6 +16,7 @@ __all__ = [
     "divergence",
     "entropy",
     "in_nucleus",
+    "nucleus",
     "one_hot",
     "residual",
     "top_overlap",
@@ -115,3 +116,14 @@ def in_nucleus(law: Tensor, tokens: Tensor, mass: float) -> Tensor:
     """
     above = law.where(law > law.gather(-1, tokens[..., None]), 0.0).sum(-1)
     return (above < mass) | torch.full_like(tokens, mass >= 1.0, dtype=torch.bool)
+
+
+def nucleus(law: Tensor, mass: float) -> Tensor:
+    """The tokens of [`in_nucleus`] as a mask of the law's shape; sorts."""
+    if mass <= 0.0:
+        return torch.zeros_like(law, dtype=torch.bool)
+    if mass >= 1.0:
+        return torch.ones_like(law, dtype=torch.bool)
+    ordered = law.sort(-1, descending=True).values
+    inside = ordered.cumsum(-1) - ordered < mass
+    return law >= ordered.where(inside, 1.0).amin(-1, keepdim=True)

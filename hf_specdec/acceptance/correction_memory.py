@@ -65,6 +65,15 @@ class CorrectionMemory:
         """How often the pair was met; 0 for one that was never met or was dropped."""
         return self._counts.get((draft_token, target_token), 0)
 
+    def familiar(self, target_tokens: Iterable[int], threshold: float) -> dict[int, list[int]]:
+        """By target token, the draft tokens that were met with it more than `threshold` times; passes over the memory."""
+        found: dict[int, list[int]] = {token: [] for token in target_tokens}
+        with self._lock:
+            for (draft, target), count in self._counts.items():
+                if count > threshold and target in found:
+                    found[target].append(draft)
+        return found
+
     def add(self, pairs: Iterable[tuple[int, int]]) -> None:
         """Counts each `(draft token, target token)` pair once more."""
         with self._lock:

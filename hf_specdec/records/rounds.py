@@ -35,6 +35,8 @@ class Round:
             column `i` counts the value `i`.
         problem (`str`, *optional*): What went wrong with the drafter in this round.
         num_attempted (`torch.LongTensor` of shape `(batch,)`, *optional*): As in [`Draft`].
+        marks (`dict[str, torch.Tensor]`): What a rule that explains itself says of each judged position, of shape
+            `(batch, width)`: `rescued` (bool) and `step_tv` (NaN where unknown).
     """
 
     emitted: Sequence[Sequence[int]]
@@ -51,6 +53,7 @@ class Round:
     events: Mapping[str, Any] = field(default_factory=dict)
     problem: str | None = None
     num_attempted: Tensor | None = None
+    marks: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def kinds(self) -> Sequence[Sequence[tuple[str, int]]]:
