@@ -31,6 +31,7 @@ from hf_specdec.networks import AutoDrafter, DraftNetwork, Eagle3Config, Eagle3D
 from hf_specdec.networks.exit_heads import ExitHeads, ExitHeadsConfig
 from hf_specdec.outputs import SpeculativeDecoderOnlyOutput
 from hf_specdec.stats import SpeculativeStats
+from hf_specdec.trace import DecodingTrace
 
 
 __version__ = "0.1.0"
@@ -46,6 +47,7 @@ __all__ = [
     "ConstantLength",
     "CorrectionMemory",
     "CostTable",
+    "DecodingTrace",
     "DraftNetwork",
     "DraftSettings",
     "DraftVocabulary",

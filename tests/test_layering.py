@@ -13,7 +13,7 @@ ORDER = [
     *"errors _compat compatibility records laws trees warping sequences cache_view layer_gate prefix_lm layered_lm".split(),
     *"features verify acceptance lengths networks drafters loop stats configs easd_processor calibration outputs".split(),
     *"linear reduced_head loading self_drafting drafting generation hook".split(),
-    *"losslessness rendering".split(),
+    *"losslessness rendering trace".split(),
     PUBLIC,
     *"training bench hub quality cli".split(),
 ]

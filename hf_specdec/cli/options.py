@@ -43,6 +43,8 @@ __all__ = [
     "TopK",
     "TopN",
     "TopP",
+    "Trace",
+    "TraceHtml",
 ]
 
 
@@ -183,3 +185,8 @@ Stats = Annotated[bool, typer.Option("--stats", help="Show statistics after each
 Color = Annotated[
     bool | None, typer.Option("--color/--no-color", help="Colour accepted drafts. By default on a terminal.")
 ]
+
+Trace = Annotated[
+    bool, typer.Option("--trace", help="Show when a text is done how each token was decided, in colour on a terminal.")
+]
+TraceHtml = Annotated[Path | None, typer.Option("--trace-html", help="Write the same as a page.", show_default=False)]
