@@ -60,7 +60,7 @@ def run():
     plain = model.generate(**inputs, do_sample=False, max_new_tokens=24)
     second = model(plain).logits[0].topk(2).indices[:, 1]
     script = [
-        int(second[6 + i]) if i == 16 else 63 if i == 6 else int(plain[0, 7 + i]) for i in range(24)
+        int(second[6 + i]) if i == 17 else 63 if i == 6 else int(plain[0, 7 + i]) for i in range(24)
     ]  # fmt: skip
     trace = DecodingTrace(Letters(), inputs["input_ids"][0].tolist())
     config = SpeculativeConfig(
