@@ -180,7 +180,8 @@ def test_a_budget_lasts_over_rounds_and_is_closed_by_the_step_that_exceeds_it():
 
 def test_a_step_that_was_discarded_costs_nothing():
     evidence = every_draft(*tables(1))
-    budgeted = TVBudget(TopK(3), tv_budget=1e-9)
+    budgeted = TVBudget(TopK(3), tv_budget=100.0)
+    assert float(step_tv(budgeted, evidence).min()) > 0
     nothing = torch.zeros_like(evidence.valid)
     budgeted.observe(Judged(evidence, nothing, nothing))
     assert float(budgeted._ledger.spent.max()) == 0.0
