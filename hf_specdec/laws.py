@@ -17,6 +17,7 @@ __all__ = [
     "entropy",
     "in_nucleus",
     "nucleus",
+    "nucleus_floor",
     "one_hot",
     "residual",
     "top_overlap",
@@ -124,6 +125,10 @@ def nucleus(law: Tensor, mass: float) -> Tensor:
         return torch.zeros_like(law, dtype=torch.bool)
     if mass >= 1.0:
         return torch.ones_like(law, dtype=torch.bool)
-    ordered = law.sort(-1, descending=True).values
+    return law >= nucleus_floor(law.sort(-1, descending=True).values, mass)
+
+
+def nucleus_floor(ordered: Tensor, mass: float) -> Tensor:
+    """`(..., 1)`, the least probability in the nucleus of laws that are sorted, the largest first; `mass` above 0."""
     inside = ordered.cumsum(-1) - ordered < mass
-    return law >= ordered.where(inside, 1.0).amin(-1, keepdim=True)
+    return ordered.where(inside, 1.0).amin(-1, keepdim=True)

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from huggingface_hub import HfApi, hf_hub_download
 
 from hf_specdec.acceptance import ACCEPTANCE, EarlyExactGuard
+from hf_specdec.acceptance.correction_memory import check_pair
 from hf_specdec.configs.guarding import budgeted
 from hf_specdec.drafters import DraftVocabulary
 from hf_specdec.errors import InvalidConfigError
@@ -100,6 +101,16 @@ class BaseConfig(ABC):
     def run_rule(self) -> AcceptanceRule:
         """The rule of one run: `rule` itself, or behind its [`hf_specdec.acceptance.TVBudget`] where that is asked for."""
         return budgeted(self.rule, self.diagnostics, self.max_step_tv, self.tv_budget)
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the pair of models that something in this config was learnt from; empty where nothing was, or it is unknown."""
+        return ""
+
+    def check_models(self, target: Any, draft: Any) -> None:
+        """Raises an [`InvalidConfigError`] if something in this config was learnt from another pair of models."""
+        if self.fingerprint:
+            check_pair(self.fingerprint, target.config, draft.config)
 
     def controller(self, *, deterministic: bool) -> LengthController:
         """The length controller; `deterministic` says that the draft length cannot change the text."""
