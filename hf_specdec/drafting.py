@@ -122,6 +122,8 @@ def drafting_of(
         assistant = load_assistant(assistant, model)
     is_model = isinstance(assistant, nn.Module)
     _check(model, assistant, tokenizer, assistant_tokenizer, stats)
+    if is_model:
+        config.check_models(model, assistant)
     network = assistant if isinstance(assistant, DraftNetwork) else None
     if network is None and config.tree_shape is not None:
         raise InvalidConfigError(

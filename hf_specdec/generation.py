@@ -141,7 +141,7 @@ class SpeculativeDecoder:
             keeps_scores=bool(wanted and generation_config.output_scores),
             keeps_logits=bool(wanted and generation_config.output_logits),
         )
-        rule, do_sample = self.config.rule, bool(generation_config.do_sample)
+        rule, do_sample = self.config.run_rule(), bool(generation_config.do_sample)
         peer = partial(model._has_unfinished_sequences, synced_gpus=self.synced_gpus, device=texts.device)
         return Run(
             target=target,

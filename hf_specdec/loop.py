@@ -20,11 +20,13 @@ from hf_specdec.records import (
     Context,
     Draft,
     Drafter,
+    Explainer,
     Judged,
     LengthController,
     Observer,
     Place,
     Round,
+    Verdict,
 )
 from hf_specdec.sequences import Sequences
 from hf_specdec.tree_lm import TreeLM
@@ -109,6 +111,7 @@ class _Committed:
     num_verified: Tensor
     num_accepted: Tensor
     events: Mapping[str, Any]
+    marks: Mapping[str, Tensor] = field(default_factory=dict)
     path: Tensor | None = None
 
 
@@ -162,7 +165,7 @@ def _judge(run: Run, draft: Draft) -> tuple[Any, _Committed]:
     walk = TreeWalk(texts, run.processors, run.do_sample, run.streams, record.add, lambda: record.given_scores)
     walked = walk.in_step(draft, logits) if run.lockstep else walk.by_row(draft, logits)
     run.target.keep_path(walked.path)
-    return outputs, _Committed(walked.emitted, walked.num_verified, (walked.path >= 0).sum(-1), {}, walked.path)
+    return outputs, _Committed(walked.emitted, walked.num_verified, (walked.path >= 0).sum(-1), {}, path=walked.path)
 
 
 def _goes_on(run: Run) -> bool:
@@ -215,7 +218,8 @@ def _commit_in_step(run: Run, draft: Draft, logits: Tensor) -> _Committed:
     emitted: list[list[int]] = [[] for _ in range(texts.batch_size)]
     num_verified, num_accepted = torch.zeros_like(draft.lengths), torch.zeros_like(draft.lengths)
     events: dict[str, Tensor] = {}
-    place, block, judged = _place(texts, draft), logits.clone() if run.processors else logits, []
+    place, block = _place(texts, draft), logits.clone() if run.processors else logits
+    judged: list[tuple[Tensor, Tensor, Verdict]] = []
     for position in range(draft.width + 1):
         raw, going = logits[:, position], texts.active
         shown = raw.clone() if run.processors else raw  # a processor may write into what it is shown
@@ -233,7 +237,7 @@ def _commit_in_step(run: Run, draft: Draft, logits: Tensor) -> _Committed:
             emitted[row].extend(token)
         if width:
             reached = going & draft.valid[:, position]
-            judged.append(Judged(evidence, reached[:, None], (reached & accepted)[:, None]))
+            judged.append((reached, reached & accepted, verdict))
             num_verified += reached
         num_accepted += going & accepted
         events = _add(events, verdict.events, going)
@@ -241,7 +245,26 @@ def _commit_in_step(run: Run, draft: Draft, logits: Tensor) -> _Committed:
         ended = going & ~texts.active
         if bool(ended.any()) or not bool(accepted[texts.active].all()):
             break
-    return _Committed(emitted, num_verified, num_accepted, _observe(run, judged, events))
+    together = _together(draft, block, logits, run.do_sample, place, judged)
+    return _Committed(emitted, num_verified, num_accepted, *_observe(run, together, events))
+
+
+def _together(
+    draft: Draft,
+    scores: Tensor,
+    logits: Tensor,
+    do_sample: bool,
+    place: Place,
+    judged: list[tuple[Tensor, Tensor, Verdict]],
+) -> Judged | None:
+    """What was judged one position after another, as one record."""
+    if not judged:
+        return None
+    whole = evidence_of(draft, scores, logits, do_sample, 0, draft.width, place)
+    evidence = evidence_of(draft, scores, logits, do_sample, 0, len(judged), place, whole)
+    reached, accepted = (torch.stack(each, -1) for each in list(zip(*judged, strict=True))[:2])
+    uniforms = torch.cat([verdict.uniforms for *_, verdict in judged if verdict.uniforms is not None], -1)
+    return Judged(evidence, reached, accepted, uniforms, judged[-1][2].next_tokens)
 
 
 def _commit_by_row(run: Run, draft: Draft, logits: Tensor) -> _Committed:
@@ -268,8 +291,14 @@ def _commit_by_row(run: Run, draft: Draft, logits: Tensor) -> _Committed:
     cut = counts <= verdict.num_accepted  # the row stopped before the position that the rule's events are about
     events = _add({}, verdict.events, going & ~cut)
     positions = torch.arange(draft.width)
-    judged = Judged(evidence, positions < num_verified[:, None], positions < num_accepted[:, None])
-    return _Committed(emitted, num_verified, num_accepted, _observe(run, [judged] if draft.width else [], events))
+    judged = Judged(
+        evidence,
+        positions < num_verified[:, None],
+        positions < num_accepted[:, None],
+        verdict.uniforms,
+        verdict.next_tokens,
+    )
+    return _Committed(emitted, num_verified, num_accepted, *_observe(run, judged if draft.width else None, events))
 
 
 def _place(texts: Sequences, draft: Draft) -> Place:
@@ -277,13 +306,17 @@ def _place(texts: Sequences, draft: Draft) -> Place:
     return Place(texts.with_draft(draft), columns, texts.prompt_columns, texts.eos_token_ids)
 
 
-def _observe(run: Run, judged: list[Judged], events: dict[str, Tensor]) -> dict[str, Tensor]:
+def _observe(
+    run: Run, judged: Judged | None, events: dict[str, Tensor]
+) -> tuple[dict[str, Tensor], Mapping[str, Tensor]]:
     """Shows a committed round to a rule that wants to see it, only now: a memory must not change within a round."""
-    if isinstance(run.rule, Observer):
-        for each in judged:
-            counts = {name: values.cpu() for name, values in run.rule.observe(each).items()}
-            events = _add(events, counts, each.reached.any(-1))
-    return events
+    marks: Mapping[str, Tensor] = {}
+    if judged is not None and isinstance(run.rule, Explainer):
+        marks = {name: values.cpu() for name, values in run.rule.explain(judged).items()}
+    if judged is not None and isinstance(run.rule, Observer):
+        counts = {name: values.cpu() for name, values in run.rule.observe(judged).items()}
+        events = _add(events, counts, judged.reached.any(-1))
+    return events, marks
 
 
 def _add(events: dict[str, Tensor], more: Mapping[str, Tensor], rows: Tensor) -> dict[str, Tensor]:
@@ -322,6 +355,7 @@ def _round(
         num_attempted=draft.num_attempted,
         path=committed.path,
         longest=None if draft.parents is None else draft.longest,
+        marks=committed.marks,
     )
 
 

@@ -145,7 +145,7 @@ def verify(
         rejected, uniforms.gather(-1, num_accepted.clamp(max=width - 1).cpu()[:, None])[:, 0], next_tokens
     )
     events = {name: values.cpu() for name, values in rule.count(ended, outcome).items()}
-    return Verdict(num_accepted.cpu(), next_tokens.cpu(), events)
+    return Verdict(num_accepted.cpu(), next_tokens.cpu(), events, uniforms)
 
 
 def throw(streams: RandomStreams | None, rows: Tensor, batch_size: int) -> Tensor:

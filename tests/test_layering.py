@@ -12,9 +12,9 @@ PUBLIC = "__init__"  # the package itself, as in `from hf_specdec import ExactCo
 ORDER = [
     *"errors _compat compatibility records laws trees warping sequences cache_view layer_gate prefix_lm layered_lm".split(),
     *"tree_lm features verify tree_walk acceptance lengths networks drafters loop stats configs".split(),
-    *"easd_processor calibration outputs".split(),
+    *"easd_processor teacher_forcing calibration nucleus_calibration outputs".split(),
     *"linear reduced_head loading self_drafting drafting generation hook".split(),
-    *"losslessness rendering".split(),
+    *"losslessness csd_calibration rendering trace".split(),
     PUBLIC,
     *"training bench hub quality cli".split(),
 ]
