@@ -10,8 +10,9 @@ import pytest
 PACKAGE = "hf_specdec"
 PUBLIC = "__init__"  # the package itself, as in `from hf_specdec import ExactConfig`
 ORDER = [
-    *"errors _compat compatibility records laws trees warping sequences cache_view layer_gate prefix_lm layered_lm".split(),
-    *"features verify acceptance lengths networks drafters loop stats configs easd_processor calibration outputs".split(),
+    *"errors _compat compatibility records laws trees warping sequences cache_view prepared_layers layer_gate".split(),
+    *"readout prefix_lm layered_lm features verify acceptance lengths networks drafters loop stats configs".split(),
+    *"easd_processor calibration outputs".split(),
     *"linear reduced_head loading self_drafting drafting generation hook".split(),
     *"losslessness rendering".split(),
     PUBLIC,

@@ -40,7 +40,9 @@ def train(
     target: Annotated[
         str | None, typer.Option("--target", "--model", "-t", help="Folder or Hub id of the target; needed.")
     ] = None,
-    data: Annotated[Path | None, typer.Option("--data", help="Prompts: lines of text, or a .jsonl file; needed.")] = None,
+    data: Annotated[
+        Path | None, typer.Option("--data", help="Prompts: lines of text, or a .jsonl file; needed.")
+    ] = None,
     recipe: Annotated[RecipeName | None, typer.Option("--recipe", help="Network and loss; needed.")] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder to write to; needed.")] = None,
     start: Annotated[

@@ -132,9 +132,7 @@ def read_training_texts(
     return sides
 
 
-def _rows(
-    data: list[Path], field: str, prompt_field: str | None, limit: int | None
-) -> list[tuple[str | None, str]]:
+def _rows(data: list[Path], field: str, prompt_field: str | None, limit: int | None) -> list[tuple[str | None, str]]:
     from hf_specdec.cli.texts import read_pairs, read_texts
 
     if prompt_field is not None:
