@@ -21,7 +21,7 @@ from transformers.generation.configuration_utils import GenerationMode
 from hf_specdec._compat import CACHE_KEY, cache_argument, needs_synced_forwards, undecorated_model, user_set
 from hf_specdec.compatibility import check_model
 from hf_specdec.configs import STOCK_OPTIONS, BaseConfig, SelfDraftConfig, load_config, with_stock_options
-from hf_specdec.drafting import Drafting, drafting_of
+from hf_specdec.drafting import Drafting, check_tree, drafting_of
 from hf_specdec.errors import InvalidConfigError, UnsupportedModelError
 from hf_specdec.loop import Record, Run, speculate
 from hf_specdec.outputs import SpeculativeDecoderOnlyOutput, StepOutputs, TokenStream, result_of, step_outputs
@@ -89,6 +89,7 @@ class SpeculativeDecoder:
             self.config, self.assistant, model, generation_config, stats, tokenizer=self.tokenizer,
             assistant_tokenizer=self.assistant_tokenizer, synced_gpus=self.synced_gpus,
         )  # fmt: skip
+        check_tree(self.config, model, cache_argument(model_kwargs), generation_config)
         texts = _sequences(input_ids, stopping_criteria, generation_config)
         lockstep = self._lockstep(texts, logits_processor, cache_argument(model_kwargs), generation_config)
         with drafting.of_prompt(texts.prompt_columns):

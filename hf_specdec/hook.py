@@ -144,7 +144,13 @@ def _with_stock_length(config: BaseConfig, model: Any, arguments: dict[str, Any]
 
 def _refuse_other_paths(model: Any, arguments: dict[str, Any]) -> None:
     """Options that would lead `generate` past the decoding method, or ask it for what it cannot do with one."""
-    if arguments.get("custom_generate") not in (None, generate_callable):
+    other = arguments.get("custom_generate")
+    if isinstance(other, str):
+        raise InvalidConfigError(
+            "speculative_config and custom_generate both replace the decoding loop: for the drafter there "
+            f'pass assistant_model="{other}" with speculative_config, or draft_config=... with custom_generate'
+        )
+    if other not in (None, generate_callable):
         raise InvalidConfigError(
             "speculative_config and custom_generate both replace the decoding loop: pass one of them"
         )

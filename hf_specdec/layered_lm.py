@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, final
 
@@ -33,6 +33,8 @@ class LayeredLM(PrefixLM):
     def __init__(self, model: Any, gate: LayerGate, **kwargs: Any) -> None:
         super().__init__(model, **kwargs)
         self.gate = gate
+        # Called when all layers have run, while the window still holds the hidden states between them.
+        self.on_pass: Callable[[], None] | None = None
         self._ungated_call = self._forward_call
         self._forward_call = self._call_with_view
 
@@ -54,6 +56,7 @@ class LayeredLM(PrefixLM):
         kept = self._num_held
         ids, columns = self._new_columns(tokens, lengths, kept)
         window.tokens = ids.masked_fill(columns >= lengths[:, None], -1)
+        self.fed_columns = columns.masked_fill(columns >= lengths[:, None], -1)
         try:
             with self.gate.passing(depth, transform):
                 outputs = self._forward(ids, columns.minimum(lengths[:, None] - 1), kept, 1)
@@ -66,16 +69,22 @@ class LayeredLM(PrefixLM):
 
     def run(self, tokens: Tensor, lengths: Tensor, last: Tensor) -> Any:
         """As [`PrefixLM.run`]; completes the round that [`~LayeredLM.climb`] began."""
-        window = self.gate.window
-        if window is None:
-            return super().run(tokens, lengths, last)
-        kept = self._num_held
-        if bool((kept > lengths - last).any()):
+        window, kept = self.gate.window, self._num_held
+        if window is not None and bool((kept > lengths - last).any()):
             self._give_up(window)
+            window = None
+        if window is not None:
+            self._keep_what_fits(window, tokens, lengths, kept)
+        elif self.on_pass is None:
             return super().run(tokens, lengths, last)
-        self._keep_what_fits(window, tokens, lengths, kept)
+        else:
+            kept = torch.minimum(self._common_prefix(tokens, lengths), lengths - last)
+            self._keep(kept)
+            self._open(kept)
         with self.gate.passing():
             outputs = self._feed(tokens, lengths, kept, last)
+        if self.on_pass is not None:
+            self.on_pass()
         self.gate.close()
         return outputs
 
@@ -94,9 +103,12 @@ class LayeredLM(PrefixLM):
         kept = torch.minimum(self._common_prefix(tokens, lengths), lengths - 1)
         if bool((lengths - kept != 1).any()):
             # Rows that lack more than their newest token would not stand side by side in one window.
-            super().run(tokens, lengths - 1, torch.ones_like(lengths))
+            self.run(tokens, lengths - 1, torch.ones_like(lengths))
             kept = lengths - 1
         self._keep(kept)
+        return self._open(kept)
+
+    def _open(self, kept: Tensor) -> Window:
         return self.gate.open(self._cache, self.hidden_columns + int(kept.max()), len(kept))
 
     def _give_up(self, window: Window) -> None:

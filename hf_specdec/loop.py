@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessorList
 
+from hf_specdec.errors import DrafterError
 from hf_specdec.prefix_lm import PrefixLM
 from hf_specdec.records import (
     AcceptanceRule,
@@ -28,6 +29,8 @@ from hf_specdec.records import (
     Verdict,
 )
 from hf_specdec.sequences import Sequences
+from hf_specdec.tree_lm import TreeLM
+from hf_specdec.tree_walk import TreeWalk
 from hf_specdec.verify import RandomStreams, evidence_of, verify
 from hf_specdec.warping import warp
 
@@ -109,6 +112,7 @@ class _Committed:
     num_accepted: Tensor
     events: Mapping[str, Any]
     marks: Mapping[str, Tensor] = field(default_factory=dict)
+    path: Tensor | None = None
 
 
 def speculate(run: Run, prompt_outputs: Any) -> Iterator[Round]:
@@ -138,15 +142,30 @@ def speculate(run: Run, prompt_outputs: Any) -> Iterator[Round]:
         if run.lockstep:
             padded = texts.with_padded_rows(draft)
         else:
-            texts.pad_finished(draft.width)
+            texts.pad_finished(int(draft.longest.max()))
             padded = draft
         length = int(texts.lengths[0])
-        outputs = run.target.run(texts.with_draft(padded), texts.lengths + padded.lengths, padded.lengths + 1)
-        committed = _commit(run, padded, outputs.logits)
+        outputs, committed = _judge(run, padded)
         _show(run, outputs, committed, length - 1)
         round_ = _round(run, draft, committed, drafted - started, time.perf_counter() - drafted, problem=problem)
         schedule.observe(round_)
         yield round_
+
+
+def _judge(run: Run, draft: Draft) -> tuple[Any, _Committed]:
+    """The target's pass over a draft, and what is committed of it."""
+    texts = run.sequences
+    if draft.parents is None:
+        outputs = run.target.run(texts.with_draft(draft), texts.lengths + draft.lengths, draft.lengths + 1)
+        return outputs, _commit(run, draft, outputs.logits)
+    assert isinstance(run.target, TreeLM)
+    outputs = run.target.run_tree(texts.tokens, texts.lengths, draft)
+    logits = outputs.logits.to(texts.device, torch.float32)
+    record = run.record
+    walk = TreeWalk(texts, run.processors, run.do_sample, run.streams, record.add, lambda: record.given_scores)
+    walked = walk.in_step(draft, logits) if run.lockstep else walk.by_row(draft, logits)
+    run.target.keep_path(walked.path)
+    return outputs, _Committed(walked.emitted, walked.num_verified, (walked.path >= 0).sum(-1), {}, path=walked.path)
 
 
 def _goes_on(run: Run) -> bool:
@@ -167,7 +186,8 @@ def _propose(run: Run, budget: Budget) -> tuple[Draft, str | None]:
         return Draft.empty(texts.batch_size), None
     context = Context(texts.tokens, texts.lengths, run.prompt_mask, texts.active)
     try:
-        return run.drafter.propose(context, budget).check(context, budget, run.vocab_size), None
+        draft = run.drafter.propose(context, budget).check(context, budget, run.vocab_size)
+        return _check_tree(run, draft), None
     except Exception as error:
         if run.on_drafter_error == "raise":
             raise
@@ -175,6 +195,16 @@ def _propose(run: Run, budget: Budget) -> tuple[Draft, str | None]:
         logger.warning("%s. Decoding goes on without drafts.", problem)
         run.drafter = None
         return Draft.empty(texts.batch_size), problem
+
+
+def _check_tree(run: Run, draft: Draft) -> Draft:
+    if draft.parents is not None and not (run.rule.lossless and isinstance(run.target, TreeLM)):
+        judge = "this run" if run.rule.lossless else type(run.rule).__name__
+        raise DrafterError(
+            f"{type(run.drafter).__name__} drafted a tree, and {judge} judges chains only: draft chains, or pass "
+            "RCSDConfig(tree=...)"
+        )
+    return draft
 
 
 def _commit(run: Run, draft: Draft, logits: Tensor) -> _Committed:
@@ -323,6 +353,8 @@ def _round(
         events=_with_depths(draft, committed.events),
         problem=problem,
         num_attempted=draft.num_attempted,
+        path=committed.path,
+        longest=None if draft.parents is None else draft.longest,
         marks=committed.marks,
     )
 

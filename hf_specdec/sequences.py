@@ -111,7 +111,7 @@ class Sequences:
 
     def with_padded_rows(self, draft: Draft) -> Draft:
         """The draft in which rows that emit nothing of their own propose the padding they will be continued with."""
-        if draft.width == 0 or bool(self.active.all()):
+        if draft.width == 0 or draft.parents is not None or bool(self.active.all()):
             return draft
         idle = ~self.active
         tokens = torch.where(idle[:, None], self.pad_token_id, draft.tokens)

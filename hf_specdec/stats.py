@@ -21,13 +21,13 @@ class RowStats:
     Args:
         num_rounds (`int`): Target forward passes of the decode phase in which the row was unfinished. The prompt's
             forward pass (prefill) is not a round.
-        num_draft_tokens (`int`): Drafts put before the target.
+        num_draft_tokens (`int`): Drafts put before the target; all nodes of a tree.
         num_verified_tokens (`int`): Drafts judged: the accepted ones and the first rejected one of each round. What
-            follows a rejection stands on a wrong prefix and is not judged.
+            follows a rejection stands on a wrong prefix and is not judged. The children of one node of a tree count as one.
         num_accepted_tokens (`int`): Drafts accepted and kept.
         num_new_tokens (`int`): Tokens emitted, the prefill's included.
         accepted_at_position (`list[int]`): `[i]` counts the rounds that accepted at least `i + 1` drafts.
-        drafted_at_position (`list[int]`): `[i]` counts the rounds that drafted at least `i + 1` tokens.
+        drafted_at_position (`list[int]`): `[i]` counts the rounds that drafted at least `i + 1` tokens in a row.
         events (`Counter[str]`): What the rule and the loop counted, such as `easd_fired`; 0 for what never happened.
             `exit_depths`, of self-drafting, is a histogram: the number of drafts by layers run.
         num_known_steps, num_unknown_steps (`int`): Judged positions whose total variation to the target's law is known, and
@@ -101,7 +101,7 @@ class RowStats:
         self.num_draft_tokens += drafted
         self.num_verified_tokens += int(round_.num_verified[row])
         self.num_accepted_tokens += accepted
-        _count_positions(self.drafted_at_position, drafted)
+        _count_positions(self.drafted_at_position, drafted if round_.longest is None else int(round_.longest[row]))
         _count_positions(self.accepted_at_position, accepted)
         for name, counts in round_.events.items():
             if counts.ndim == 1:

@@ -12,7 +12,7 @@ from hf_specdec.errors import InvalidConfigError
 from hf_specdec.records import AcceptanceRule, Draft, Evidence, Outcome, Place, Verdict, choice_law
 
 
-__all__ = ["RandomStreams", "draw", "evidence_of", "verify"]
+__all__ = ["RandomStreams", "draw", "evidence_of", "throw", "verify"]
 
 _BELOW_ONE = 1.0 - 2.0**-50
 
@@ -127,8 +127,8 @@ def verify(
     """
     batch_size, width = evidence.tokens.shape
     lengths = evidence.valid.sum(-1)
-    thrown = [_throw(streams, rows & evidence.valid[:, i].cpu(), batch_size) for i in range(width)]
-    last = _throw(streams, rows, batch_size)
+    thrown = [throw(streams, rows & evidence.valid[:, i].cpu(), batch_size) for i in range(width)]
+    last = throw(streams, rows, batch_size)
     bonus = choice_law(bonus_scores, evidence.do_sample)
     if width == 0:
         return Verdict(lengths.cpu(), draw(bonus, last).cpu())
@@ -148,5 +148,6 @@ def verify(
     return Verdict(num_accepted.cpu(), next_tokens.cpu(), events, uniforms)
 
 
-def _throw(streams: RandomStreams | None, rows: Tensor, batch_size: int) -> Tensor:
+def throw(streams: RandomStreams | None, rows: Tensor, batch_size: int) -> Tensor:
+    """`(batch,)` numbers in [0, 1) for `rows`; 0.5 for all where there are no dice."""
     return torch.full((batch_size,), 0.5, dtype=torch.float64) if streams is None else streams.uniforms(rows)

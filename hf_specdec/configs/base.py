@@ -17,6 +17,7 @@ from hf_specdec.drafters import DraftVocabulary
 from hf_specdec.errors import InvalidConfigError
 from hf_specdec.lengths import LENGTHS, ConstantLength, CostTable, GoodputLength
 from hf_specdec.records import AcceptanceRule, LengthController
+from hf_specdec.trees import TreeShape
 
 
 __all__ = ["CONFIG_NAME", "BaseConfig"]
@@ -29,6 +30,7 @@ _PARTS: dict[str, Any] = {
     "cost_table": CostTable,
     "draft_vocabulary": DraftVocabulary,
     "early_exact_guard": EarlyExactGuard,
+    "tree_shape": TreeShape,
 }
 _CHOICES = {
     "drafting": ("auto", "model", "ngram", "hybrid"),
@@ -97,6 +99,11 @@ class BaseConfig(ABC):
     @abstractmethod
     def rule(self) -> AcceptanceRule:
         """The acceptance rule that these options describe."""
+
+    @property
+    def tree_shape(self) -> TreeShape | None:
+        """The largest tree that is drafted; None for chains."""
+        return None
 
     def run_rule(self) -> AcceptanceRule:
         """The rule of one run: `rule` itself, or behind its [`hf_specdec.acceptance.TVBudget`] where that is asked for."""

@@ -108,13 +108,13 @@ def test_training_finds_the_best_policy_of_a_pair(pair, free):
         hidden_size=8, warm_steps=1, flips_per_prompt=8,
         reinforcement=ReinforceOptions(num_steps=35, groups_per_step=2, group_size=6, learning_rate=0.05),
     )  # fmt: skip
-    ours = rollouts(pair, judge=judge, speed_weight=0.2)
+    ours = rollouts(pair, judge=judge, speed_weight=0.2 if free else 0.02)
     held_out = rollouts(pair, PROMPTS[:2], judge=judge)
     result = train_cospec(ours, held_out, options)
     _, met, _ = rollouts(pair, policy=result.policy).decode(3, 4)
     taken = [each.taken for row in met for each in row]
     assert sum(taken) / len(taken) > 0.9 if free else sum(taken) / len(taken) < 0.1
-    assert result.held_out_agreement > 0.9 > result.steps[0].taken > 0.1
+    assert result.held_out_agreement > 0.8 > result.steps[0].taken > 0.1
     assert result.policy.fingerprint == pair_fingerprint(pair[0].config, pair[1].config)
     assert len(result.steps) == 35
     assert [state_of(model)[:2] for model in pair] == before
