@@ -17,7 +17,7 @@ ORDER = [
     *"linear reduced_head loading self_drafting drafting generation hook".split(),
     *"losslessness csd_calibration rendering trace".split(),
     PUBLIC,
-    *"training bench hub quality cli".split(),
+    *"training bench cospec hub quality cli".split(),
 ]
 RANK = {name: rank for rank, name in enumerate(ORDER)} | {"demo": ORDER.index("bench")}
 FORBIDDEN = {  # although they stand below

@@ -15,6 +15,7 @@ from hf_specdec.cli.models import load_models, load_tokenizer, quiet
 from hf_specdec.cli.output import note, print_json, progress_bar
 from hf_specdec.cli.settings import build_config
 from hf_specdec.cli.texts import read_pairs, read_texts
+from hf_specdec.cli.train_cospec import calibrate_cospec
 
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["app"]
 
 app = typer.Typer(help="Find a method's settings on your own texts.", no_args_is_help=True)
+app.command("cospec")(calibrate_cospec)
 app.command("csd")(csd)
 app.command("nucleus")(nucleus)
 

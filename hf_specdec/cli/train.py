@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from hf_specdec.cli import options as opt
-from hf_specdec.cli import train_exit_heads
+from hf_specdec.cli import train_cospec, train_exit_heads
 from hf_specdec.cli import training_options as rl
 from hf_specdec.cli.errors import CommandError, reports_errors
 from hf_specdec.cli.output import note, print_json, progress_bar
@@ -19,6 +19,7 @@ __all__ = ["app", "train"]
 
 app = typer.Typer(help="Train a drafter network, or what a subcommand names.")
 app.command("exit-heads")(train_exit_heads.exit_heads)
+app.command("cospec")(train_cospec.train_cospec)
 
 _NEEDED = ("target", "data", "recipe", "out")
 

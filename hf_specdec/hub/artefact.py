@@ -29,7 +29,8 @@ tags:
 |---|---|
 {rows}
 
-Written by `specdec calibrate`, from the figures in `{figures}`. It is about this pair of models and these texts, and no other.
+Written by `specdec calibrate` or `specdec train`, from the figures in `{figures}`. It is about this pair of models and these
+texts, and no other.
 
 ```bash
 specdec generate --target TARGET --draft DRAFT --config {folder} --prompt "..."
