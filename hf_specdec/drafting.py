@@ -86,8 +86,7 @@ class Drafting:
         if self.gate is not None:
             self.gate.install(cache)
         run.drafter = self.make(run)
-        plain_target = self.gate is None and self.features is None and not self.trees
-        can_drop = plain_target and isinstance(run.drafter, DropsRows) and run.drafter.can_drop_rows
+        can_drop = self.gate is None and isinstance(run.drafter, DropsRows) and run.drafter.can_drop_rows
         run.drops_rows = run.drops_rows and can_drop
 
     def stop(self) -> None:

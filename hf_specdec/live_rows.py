@@ -28,7 +28,11 @@ def everyone(round_: Round, rows: Tensor, batch_size: int) -> Round:
     stretches: list[list[tuple[str, int]]] = [[] for _ in range(batch_size)]
     for place, row in enumerate(rows.tolist()):
         emitted[row], stretches[row] = list(round_.emitted[place]), list(round_.kinds[place])
-    attempted = round_.num_attempted
+    optional = {
+        name: _spread(values, rows, batch_size, nothing)
+        for name, nothing in (("num_attempted", 0), ("longest", 0), ("path", -1))
+        if (values := getattr(round_, name)) is not None
+    }
     return replace(
         round_,
         emitted=emitted,
@@ -38,10 +42,10 @@ def everyone(round_: Round, rows: Tensor, batch_size: int) -> Round:
         unfinished=_spread(round_.unfinished, rows, batch_size),
         stretches=stretches,
         events={name: _spread(counts, rows, batch_size) for name, counts in round_.events.items()},
-        num_attempted=None if attempted is None else _spread(attempted, rows, batch_size),
         marks={name: _spread(values, rows, batch_size) for name, values in round_.marks.items()},
+        **optional,
     )
 
 
-def _spread(values: Tensor, rows: Tensor, batch_size: int) -> Tensor:
-    return values.new_zeros(batch_size, *values.shape[1:]).index_copy_(0, rows.to(values.device), values)
+def _spread(values: Tensor, rows: Tensor, batch_size: int, nothing: int = 0) -> Tensor:
+    return values.new_full((batch_size, *values.shape[1:]), nothing).index_copy_(0, rows.to(values.device), values)

@@ -4,9 +4,11 @@ import pytest
 import torch
 
 import hf_specdec.loop
-from hf_specdec import EASDConfig, ExactConfig
+from hf_specdec import EASDConfig, ExactConfig, RCSDConfig, TreeShape
 from hf_specdec.live_rows import worth_leaving
 from tests.families import FAMILIES
+from tests.networks import drafter_for
+from tests.networks.copies import FIRST, attending_pair
 from tests.toys import noisy_copy, prompts, tiny_llama
 
 
@@ -84,6 +86,53 @@ def test_each_row_keeps_its_dice(name, nobody_leaves):
             patch.setattr(hf_specdec.loop, "worth_leaving", lambda unfinished: False)
             torch.manual_seed(5)
             assert torch.equal(texts, decode(model, CONFIGS[name], **sampled, **seeds)[0])
+
+
+@pytest.mark.parametrize("tree", [None, TreeShape(depth=4, top_k=3, total_nodes=9)], ids=["chain", "tree"])
+def test_networks_that_read_hidden_states(tree, nobody_leaves):
+    """Features, the drafter's cache and the target's trees lose the same rows."""
+    model, network = attending_pair()
+    inputs = prompts(NUM_ROWS, columns=9)
+    inputs["input_ids"].scatter_(1, inputs["attention_mask"].argmax(-1, keepdim=True), FIRST)
+    options = {"do_sample": False, "max_new_tokens": 30, "eos_token_id": EOS, "pad_token_id": 0}
+    sizes, stats, rounds = [], [], []
+    hook = model.get_input_embeddings().register_forward_hook(lambda *each: sizes.append(len(each[2])))
+
+    def ours():
+        config = RCSDConfig(steps=4, tree=tree, on_drafter_error="raise")
+        return model.generate(
+            **inputs, **options, assistant_model=network, speculative_config=config,
+            stats_callback=stats.append, round_callback=rounds.append,
+        )  # fmt: skip
+
+    texts = ours()
+    hook.remove()
+    assert sizes[-1] < NUM_ROWS
+    assert torch.equal(texts, model.generate(**inputs, **options))
+    assert stats[0].num_accepted_tokens > 0
+    assert all(len(each.emitted) == len(each.num_drafted) == NUM_ROWS for each in rounds)
+    nobody_leaves()
+    ours()
+    assert [row.to_dict() for row in stats[0].rows] == [row.to_dict() for row in stats[1].rows]
+
+
+@pytest.mark.parametrize("kind", ["eagle", "eagle3-reduced"])
+def test_sampled_drafts_of_networks(kind):
+    model = tiny_llama()
+    network = drafter_for(model, kind)
+    options = {"do_sample": True, "top_k": 0, "max_new_tokens": 40, "eos_token_id": EOS, "pad_token_id": 0}
+    config = RCSDConfig(steps=3, on_drafter_error="raise")
+    texts = []
+    for leave in (worth_leaving, lambda unfinished: False):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(hf_specdec.loop, "worth_leaving", leave)
+            torch.manual_seed(1)
+            texts.append(
+                model.generate(
+                    **prompts(NUM_ROWS, columns=9), **options, assistant_model=network, speculative_config=config
+                )
+            )
+    assert torch.equal(*texts)
 
 
 @pytest.mark.parametrize("family", ["qwen2", "mistral", "gemma3", "mixtral", "gpt2"])
