@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from torch import Tensor
 
@@ -28,7 +29,7 @@ def everyone(round_: Round, rows: Tensor, batch_size: int) -> Round:
     stretches: list[list[tuple[str, int]]] = [[] for _ in range(batch_size)]
     for place, row in enumerate(rows.tolist()):
         emitted[row], stretches[row] = list(round_.emitted[place]), list(round_.kinds[place])
-    optional = {
+    optional: dict[str, Any] = {
         name: _spread(values, rows, batch_size, nothing)
         for name, nothing in (("num_attempted", 0), ("longest", 0), ("path", -1))
         if (values := getattr(round_, name)) is not None
