@@ -1,4 +1,4 @@
-"""`specdec calibrate`: EASD's thresholds, and the frequent part of a vocabulary, from texts."""
+"""`specdec calibrate`: EASD's thresholds, self-drafting's settings, and the frequent part of a vocabulary, from texts."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hf_specdec.cli import calibrate_self_draft
 from hf_specdec.cli import options as opt
 from hf_specdec.cli.errors import CommandError, reports_errors
 from hf_specdec.cli.models import load_models, load_tokenizer, quiet
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["app"]
 
 app = typer.Typer(help="Find a method's settings on your own texts.", no_args_is_help=True)
+app.command("self-draft")(calibrate_self_draft.self_draft)
 
 
 @app.callback()

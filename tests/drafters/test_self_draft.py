@@ -107,29 +107,25 @@ def test_a_hard_token_costs_nothing_extra(model):
 
 
 def test_the_lower_layers_lead_and_every_layer_holds_what_it_has_run(model, monkeypatch):
-    """Invariants A and B of the design, after every pass."""
+    """Invariants A and B of the design, after every climb and before a round's last pass."""
     seen = []
-    original = LayerGate.passing
 
-    def passing(gate, *args, **kwargs):
-        context = original(gate, *args, **kwargs)
+    def checked(original):
+        def call(lm, *args, **kwargs):
+            result = original(lm, *args, **kwargs)
+            check(lm.gate.window)
+            return result
 
-        class Checked:
-            def __enter__(self):
-                return context.__enter__()
+        return call
 
-            def __exit__(self, *exception):
-                window = gate.window
-                widths = [window.width_at(index) for index in range(LAYERS)]
-                assert widths == sorted(widths, reverse=True)
-                held = [layer.get_seq_length() for layer in window.cache.layers]
-                assert held == [window.columns + width for width in widths]
-                seen.append(tuple(widths))
-                return context.__exit__(*exception)
+    def check(window):
+        widths = [window.width_at(index) for index in range(LAYERS)]
+        assert widths == sorted(widths, reverse=True)
+        assert [layer.get_seq_length() for layer in window.cache.layers] == [window.columns + each for each in widths]
+        seen.append(tuple(widths))
 
-        return Checked()
-
-    monkeypatch.setattr(LayerGate, "passing", passing)
+    monkeypatch.setattr(LayeredLM, "climb", checked(LayeredLM.climb))
+    monkeypatch.setattr(LayeredLM, "_keep_what_fits", checked(LayeredLM._keep_what_fits))
     directed(model)
     assert any(len(set(widths)) > 2 for widths in seen), "tokens were deferred at different layers"
 
@@ -223,8 +219,8 @@ def test_raw_exits_say_what_the_lower_layers_say(model, monkeypatch):
     seen = []
     original = LayeredLM.climb
 
-    def climb(lm, tokens, lengths, depth, transform=None):
-        logits = original(lm, tokens, lengths, depth, transform)
+    def climb(lm, tokens, lengths, depth, *others):
+        logits = original(lm, tokens, lengths, depth, *others)
         with torch.no_grad():
             expected = shallow(tokens[:, : int(lengths[0])]).logits[:, -1]
         torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
