@@ -32,7 +32,9 @@ def self_draft(
     ] = None,
     exits: Annotated[
         str | None,
-        typer.Option("--exits", help="Layers to try: 6,12. By default those of the heads, else every eighth of the depth."),
+        typer.Option(
+            "--exits", help="Layers to try: 6,12. By default those of the heads, else every eighth of the depth."
+        ),
     ] = None,
     field: opt.Field = "prompt",
     limit: opt.Limit = 16,
@@ -83,7 +85,7 @@ def _layers(exits: str | None, heads: Any, target: Any) -> list[int]:
     depth = len(find_layers(target))
     if exits is None:
         chosen = heads.config.exit_layers if heads is not None else [round(depth * part / 8) for part in range(1, 8)]
-        layers = sorted({max(1, layer) for layer in chosen})
+        layers = sorted({max(1, layer) for layer in chosen if layer < depth})
     else:
         try:
             layers = sorted(int(each) for each in exits.split(","))
@@ -144,6 +146,6 @@ def _print(best: Replayed, costs: LayerCosts) -> None:
     )
     if best.speed_up < _LEAST_GAIN:
         typer.echo(
-            "Self-drafting cannot pay on this model with these exits: fit heads with `specdec train exit-heads`, or let another "
-            "model draft."
+            "Self-drafting cannot pay on this model with these exits: fit heads with `specdec train exit-heads`, or let "
+            "another model draft."
         )

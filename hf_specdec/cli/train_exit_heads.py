@@ -14,7 +14,7 @@ from hf_specdec.cli.output import note, print_json, progress_bar
 
 
 if TYPE_CHECKING:
-    from hf_specdec.training.exit_heads import FitOptions
+    from hf_specdec.training.exit_heads import FitLog, FitOptions
     from hf_specdec.training.texts import Text
 
 
@@ -162,7 +162,7 @@ def _run(
     resume: bool,
 ) -> dict[str, Any]:
     from hf_specdec.drafters import DraftVocabulary
-    from hf_specdec.training.exit_heads import FitLog, fit_exit_heads
+    from hf_specdec.training.exit_heads import fit_exit_heads
 
     kept = None if vocabulary is None else DraftVocabulary.load(vocabulary)
     if kept is not None:

@@ -23,9 +23,7 @@ def test_it_writes_heads_that_draft(pair, options, run_json, run, tmp_path, kind
     assert found["agreement"]["1"]["num_tokens"] > 0
     config = SelfDraftConfig(exit_heads=str(out), confidence_threshold=0.0, length=3, on_drafter_error="raise")
     asked = {"max_new_tokens": 10, "do_sample": False, "pad_token_id": 0}
-    drafted = pair.model.generate(
-        **prompts(), **asked, speculative_config=config, return_dict_in_generate=True
-    )
+    drafted = pair.model.generate(**prompts(), **asked, speculative_config=config, return_dict_in_generate=True)
     assert drafted.sequences.tolist() == pair.model.generate(**prompts(), **asked).tolist()
     assert drafted.speculative_stats.num_draft_tokens > 0
     assert "--resume" in run(*options, *short, "--out", out, code=2).stderr
@@ -35,9 +33,10 @@ def test_it_writes_heads_that_draft(pair, options, run_json, run, tmp_path, kind
 
 
 def test_options_before_the_subcommand_are_refused(options, run):
-    assert "--seed must stand after exit-heads" in run(
-        "train", "--seed", 3, *options[1:], "--kind", "linear", "--out", "x", code=2
-    ).stderr
+    assert (
+        "--seed must stand after exit-heads"
+        in run("train", "--seed", 3, *options[1:], "--kind", "linear", "--out", "x", code=2).stderr
+    )
 
 
 def test_train_says_what_it_needs(run):

@@ -10,6 +10,7 @@ from transformers import DynamicCache
 import hf_specdec
 from hf_specdec import (
     ConstantLength,
+    DraftVocabulary,
     EASDConfig,
     ExitHeads,
     ExitHeadsConfig,
@@ -24,6 +25,7 @@ from hf_specdec._compat import CACHE_KEY
 from hf_specdec.drafters import ExitPolicy, SelfDrafter
 from hf_specdec.layer_gate import LayerGate, find_layers
 from hf_specdec.layered_lm import LayeredLM
+from hf_specdec.prepared_layers import PreparedLayers
 from tests.drafters.self_drafting import Director, layer_calls
 from tests.drafters.test_stock_loop import settings_of, with_drafter
 from tests.toys import noisy_copy, prompts, state_of, tiny_llama
@@ -254,6 +256,57 @@ def test_accelerates_hooks_are_not_run_for_skipped_layers(model):
     assert torch.equal(out.sequences, reference)
     assert len(runs) == len(calls) < LAYERS * TOKENS * len(EXITS)
     assert [vars(layer)["forward"] for layer in find_layers(hooked)] == before
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_a_draft_vocabulary_is_all_that_exits_score(model, batch_size, monkeypatch):
+    vocabulary = DraftVocabulary(tuple(range(3, 30)), 64)
+    config = SelfDraftConfig(
+        exit_layers=EXITS, confidence_threshold=0.1, length=4, on_drafter_error="raise", draft_vocabulary=vocabulary
+    )
+    usable = {*vocabulary.token_ids, *prompts(batch_size)["input_ids"].unique().tolist()}
+    wanted = torch.tensor(sorted(usable))
+    original, seen = LayeredLM.climb, []
+
+    def climb(lm, *args):
+        logits = original(lm, *args)
+        kept = torch.isfinite(logits).all(0).nonzero()[:, 0]
+        assert torch.equal(kept, wanted)
+        seen.append(lm._ends is not None and lm.gate.window.width_at(0) > 1)
+        return logits
+
+    monkeypatch.setattr(LayeredLM, "climb", climb)
+    out = decode(model, batch_size, config)
+    assert torch.equal(out.sequences, decode(model, batch_size, None).sequences)
+    assert out.speculative_stats.num_draft_tokens > 0
+    assert any(seen), "some climbs do without the model's own preparation"
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_later_columns_climb_as_the_first_one_does(model, batch_size, monkeypatch):
+    """Without the model's preparation the exits say what they say with it, and the model is called less often."""
+    calls, said = [], []
+    call, climb = LayeredLM._call_with_view, LayeredLM.climb
+
+    def counted(lm, **inputs):
+        calls[-1] += 1
+        return call(lm, **inputs)
+
+    def heard(lm, *args):
+        said[-1].append(climb(lm, *args))
+        return said[-1][-1]
+
+    monkeypatch.setattr(LayeredLM, "_call_with_view", counted)
+    monkeypatch.setattr(LayeredLM, "climb", heard)
+    for prepares in (True, False):
+        calls.append(0)
+        said.append([])
+        if not prepares:
+            monkeypatch.setattr(PreparedLayers, "serves", lambda prepared, num_layers: False)
+        decode(model, batch_size)
+    assert calls[0] < calls[1]
+    for one, other in zip(*said, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
 # --- combinations ---------------------------------------------------------------------------------------------------

@@ -135,7 +135,9 @@ def replay(traces: Sequence[ExitTrace], policy: ExitPolicy, num_layers: int, cos
             rounds, drafts, accepted = rounds + 1, drafts + width, accepted + hits
             at += hits + 1
     tokens = accepted + rounds
-    return Replayed(policy, tokens / max(rounds, 1), accepted / max(drafts, 1), tokens * costs.step / max(seconds, 1e-12))
+    return Replayed(
+        policy, tokens / max(rounds, 1), accepted / max(drafts, 1), tokens * costs.step / max(seconds, 1e-12)
+    )
 
 
 def _round_seconds(layers: list[int], width: int, num_layers: int, costs: LayerCosts) -> float:
