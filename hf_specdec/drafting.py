@@ -14,7 +14,14 @@ from transformers import GenerationConfig, PreTrainedModel
 from hf_specdec._compat import undecorated_model
 from hf_specdec.compatibility import check_model, check_tokenizers
 from hf_specdec.configs import BaseConfig
-from hf_specdec.drafters import DrafterBase, DraftSettings, HeadDrafter, HybridDrafter, PromptLookupDrafter
+from hf_specdec.drafters import (
+    DrafterBase,
+    DraftSettings,
+    HeadDrafter,
+    HybridDrafter,
+    PromptLookupDrafter,
+    TreeDrafter,
+)
 from hf_specdec.errors import InvalidConfigError
 from hf_specdec.features import TargetFeatures
 from hf_specdec.layer_gate import LayerGate
@@ -23,13 +30,15 @@ from hf_specdec.loading import load_assistant
 from hf_specdec.loop import Run
 from hf_specdec.networks import DraftNetwork
 from hf_specdec.prefix_lm import PrefixLM
+from hf_specdec.records import DropsRows
 from hf_specdec.reduced_head import assistant_drafter, reduced_twins
 from hf_specdec.self_drafting import self_draft_of
 from hf_specdec.stats import SpeculativeStats
+from hf_specdec.tree_lm import TreeLM, check_tree_target
 from hf_specdec.warping import only_row_independent
 
 
-__all__ = ["Drafting", "drafting_of"]
+__all__ = ["Drafting", "check_tree", "drafting_of"]
 
 
 @dataclass(frozen=True)
@@ -40,6 +49,7 @@ class Drafting:
         make (`Callable`): Makes the drafter of a [`Run`].
         gate ([`LayerGate`], *optional*): Stands before the target's layers while it drafts for itself.
         features ([`TargetFeatures`], *optional*): The hidden states of the target that the drafter reads.
+        trees (`bool`): Whether the target is shown trees.
         prompt_states (`tuple[TargetFeatures, ...]`): Hidden states that are kept of the prompt alone.
         twin_for (`Callable`, *optional*): From the prompts' tokens to a target with a smaller head, and the ids it scores.
     """
@@ -47,6 +57,7 @@ class Drafting:
     make: Callable[[Run], DrafterBase]
     gate: LayerGate | None = None
     features: TargetFeatures | None = None
+    trees: bool = False
     prompt_states: tuple[TargetFeatures, ...] = ()
     twin_for: Callable[[Tensor], tuple[Any, Tensor]] | None = None
 
@@ -68,14 +79,19 @@ class Drafting:
         """
         reducing, forward = forward, partial(forward, model)
         if self.gate is not None:
-            target = LayeredLM(model, gate=self.gate, forward=forward, **options)
+            layered = LayeredLM(model, gate=self.gate, forward=forward, **options)
             if self.twin_for is not None:
                 twin, token_ids = self.twin_for(options["held"])
-                target.climb_with(twin, partial(reducing, twin), token_ids)
-            return target
+                layered.climb_with(twin, partial(reducing, twin), token_ids)
+            return layered
         if self.features is None:
             return PrefixLM(model, forward=forward, **options)
-        target = PrefixLM(model, forward=self.features.around(forward), **options)
+        watched = self.features.around(forward)
+        target: PrefixLM
+        if self.trees:
+            target = TreeLM(model, forward=watched, moved=self.features.store.move, **options)
+        else:
+            target = PrefixLM(model, forward=watched, **options)
         self.features.follow(target)
         return target
 
@@ -84,6 +100,8 @@ class Drafting:
         if self.gate is not None:
             self.gate.install(cache)
         run.drafter = self.make(run)
+        can_drop = self.gate is None and isinstance(run.drafter, DropsRows) and run.drafter.can_drop_rows
+        run.drops_rows = run.drops_rows and can_drop
 
     def stop(self) -> None:
         """Leaves the model as it was."""
@@ -122,7 +140,14 @@ def drafting_of(
         assistant = load_assistant(assistant, model)
     is_model = isinstance(assistant, nn.Module)
     _check(model, assistant, tokenizer, assistant_tokenizer, stats)
+    if is_model:
+        config.check_models(model, assistant)
     network = assistant if isinstance(assistant, DraftNetwork) else None
+    if network is None and config.tree_shape is not None:
+        raise InvalidConfigError(
+            "tree=... needs a drafter network as assistant_model, which AutoDrafter.from_pretrained loads; got "
+            f"{type(assistant).__name__}"
+        )
     if network is not None and config.draft_vocabulary is not None:
         raise InvalidConfigError(
             f"draft_vocabulary reduces the head of a causal LM, and {type(network).__name__} has a draft vocabulary of its "
@@ -139,13 +164,28 @@ def drafting_of(
         ngram = PromptLookupDrafter(settings(run), config.ngram_size)
         if choice == "ngram":
             return ngram
+        if network is not None and features is not None and config.tree_shape is not None:
+            return TreeDrafter(settings(run), network, features, config.tree_shape)
         if network is not None and features is not None:
             drafter: DrafterBase = HeadDrafter(settings(run), network, features)
         else:
             drafter = make_assistant(settings(run), run.sequences.tokens)
         return drafter if choice == "model" else HybridDrafter(settings(run), ngram, drafter)
 
-    return Drafting(make, features=features)
+    return Drafting(make, features=features, trees=config.tree_shape is not None)
+
+
+def check_tree(config: BaseConfig, model: PreTrainedModel, cache: Any, generation_config: GenerationConfig) -> None:
+    """Raises before the first token if trees are asked for where they cannot be verified or shown."""
+    if config.tree_shape is None:
+        return
+    check_tree_target(model, cache)
+    shown = [each for each in ("output_hidden_states", "output_attentions") if getattr(generation_config, each)]
+    if generation_config.return_dict_in_generate and shown:
+        raise InvalidConfigError(
+            f"{' and '.join(shown)} would show the columns of a tree, which are not those of the text: drop it, or draft a "
+            "chain with tree=None"
+        )
 
 
 def _twin_for(

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import hf_specdec.loop
-from hf_specdec.drafters import assistant, head, self_draft
+from hf_specdec.drafters import assistant, head, self_draft, tree
 
 
 REAL_MODELS = "HF_SPECDEC_REAL_MODELS"
@@ -57,7 +57,7 @@ class _Ticks(threading.local):
 def _steady_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """The loop measures the same seconds in every run, so that how far the default drafts does not hang on the machine."""
     ticks = _Ticks()
-    for module in (hf_specdec.loop, assistant, head, self_draft):
+    for module in (hf_specdec.loop, assistant, head, self_draft, tree):
         monkeypatch.setattr(module, "time", ticks)
 
 
