@@ -10,10 +10,10 @@ import pytest
 PACKAGE = "hf_specdec"
 PUBLIC = "__init__"  # the package itself, as in `from hf_specdec import ExactConfig`
 ORDER = [
-    *"errors _compat compatibility records laws trees warping sequences cache_view layer_gate prefix_lm layered_lm".split(),
-    *"tree_lm features verify tree_walk acceptance lengths networks drafters loop stats configs".split(),
+    *"errors _compat compatibility linear records laws trees warping sequences cache_view layer_gate prefix_lm".split(),
+    *"layered_lm tree_lm features verify tree_walk acceptance lengths networks drafters loop stats configs".split(),
     *"easd_processor calibration outputs".split(),
-    *"linear reduced_head loading self_drafting drafting generation hook".split(),
+    *"reduced_head loading self_drafting drafting generation hook".split(),
     *"losslessness rendering".split(),
     PUBLIC,
     *"training bench hub quality cli".split(),
