@@ -38,6 +38,7 @@ from hf_specdec.networks import AutoDrafter, DraftNetwork, Eagle3Config, Eagle3D
 from hf_specdec.networks.exit_heads import ExitHeads, ExitHeadsConfig
 from hf_specdec.outputs import SpeculativeDecoderOnlyOutput
 from hf_specdec.stats import SpeculativeStats
+from hf_specdec.trace import DecodingTrace
 from hf_specdec.trees import TreeShape
 
 
@@ -54,6 +55,7 @@ __all__ = [
     "ConstantLength",
     "CorrectionMemory",
     "CostTable",
+    "DecodingTrace",
     "DraftNetwork",
     "DraftSettings",
     "DraftVocabulary",

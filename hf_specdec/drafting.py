@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -29,6 +29,7 @@ from hf_specdec.loading import load_assistant
 from hf_specdec.loop import Run
 from hf_specdec.networks import DraftNetwork
 from hf_specdec.prefix_lm import PrefixLM
+from hf_specdec.records import DropsRows
 from hf_specdec.reduced_head import assistant_drafter
 from hf_specdec.self_drafting import self_draft_of
 from hf_specdec.stats import SpeculativeStats
@@ -48,16 +49,22 @@ class Drafting:
         gate ([`LayerGate`], *optional*): Stands before the target's layers while it drafts for itself.
         features ([`TargetFeatures`], *optional*): The hidden states of the target that the drafter reads.
         trees (`bool`): Whether the target is shown trees.
+        prompt_states (`tuple[TargetFeatures, ...]`): Hidden states that are kept of the prompt alone.
     """
 
     make: Callable[[Run], DrafterBase]
     gate: LayerGate | None = None
     features: TargetFeatures | None = None
     trees: bool = False
+    prompt_states: tuple[TargetFeatures, ...] = ()
 
-    def of_prompt(self, prompt_columns: int) -> AbstractContextManager[None]:
+    @contextmanager
+    def of_prompt(self, prompt_columns: int) -> Iterator[None]:
         """Around the prompt's forward pass."""
-        return nullcontext() if self.features is None else self.features.of_prompt(prompt_columns)
+        with ExitStack() as stack:
+            for each in self.prompt_states if self.features is None else (self.features, *self.prompt_states):
+                stack.enter_context(each.of_prompt(prompt_columns))
+            yield
 
     def target(self, model: PreTrainedModel, forward: Callable[..., Any], **options: Any) -> PrefixLM:
         """The target: its layers run at different times if it has a gate, and its features are stored if they are read."""
@@ -79,6 +86,8 @@ class Drafting:
         if self.gate is not None:
             self.gate.install(cache)
         run.drafter = self.make(run)
+        can_drop = self.gate is None and isinstance(run.drafter, DropsRows) and run.drafter.can_drop_rows
+        run.drops_rows = run.drops_rows and can_drop
 
     def stop(self) -> None:
         """Leaves the model as it was."""
@@ -106,11 +115,18 @@ def drafting_of(
     self_draft = self_draft_of(config, assistant, model)
     if self_draft is not None:
         gate = self_draft.gate(model, generation_config, synced_gpus)
-        return Drafting(lambda run: self_draft.drafter(settings(run), run.target), gate=gate)
+        states = self_draft.prompt_states(model, gate)
+        return Drafting(
+            lambda run: self_draft.drafter(settings(run), run.target, states),
+            gate=gate,
+            prompt_states=tuple(states.values()),
+        )
     if isinstance(assistant, str) or hasattr(assistant, "__fspath__"):
         assistant = load_assistant(assistant, model)
     is_model = isinstance(assistant, nn.Module)
     _check(model, assistant, tokenizer, assistant_tokenizer, stats)
+    if is_model:
+        config.check_models(model, assistant)
     network = assistant if isinstance(assistant, DraftNetwork) else None
     if network is None and config.tree_shape is not None:
         raise InvalidConfigError(

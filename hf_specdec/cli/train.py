@@ -1,4 +1,4 @@
-"""`specdec train`: a drafter network for a target."""
+"""`specdec train`: a drafter network for a target; other things that can be trained are commands below it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,19 @@ from typing import Annotated, Any
 import typer
 
 from hf_specdec.cli import options as opt
+from hf_specdec.cli import train_cospec, train_exit_heads
+from hf_specdec.cli import training_options as rl
 from hf_specdec.cli.errors import CommandError, reports_errors
 from hf_specdec.cli.output import note, print_json, progress_bar
 
 
-__all__ = ["train"]
+__all__ = ["app", "train"]
+
+app = typer.Typer(help="Train a drafter network, or what a subcommand names.")
+app.command("exit-heads")(train_exit_heads.exit_heads)
+app.command("cospec")(train_cospec.train_cospec)
+
+_NEEDED = ("target", "data", "recipe", "out")
 
 
 class RecipeName(StrEnum):
@@ -25,17 +33,27 @@ class RecipeName(StrEnum):
     eal = "eal"
     wtv = "wtv"
     lk = "lk"
+    rcsd_dpo = "rcsd-dpo"
+    rcsd_grpo = "rcsd-grpo"
+    eal_grpo = "eal+grpo"
+    wtv_grpo = "wtv+grpo"
 
 
+@app.callback(invoke_without_command=True)
 @reports_errors
 def train(
-    target: opt.Target,
-    data: opt.PromptFile,
-    recipe: Annotated[RecipeName, typer.Option("--recipe", help="Network and loss.", show_default=False)],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write to.", show_default=False)],
+    context: typer.Context,
+    target: Annotated[
+        str | None, typer.Option("--target", "--model", "-t", help="Folder or Hub id of the target; needed.")
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option("--data", help="Prompts: lines of text, or a .jsonl file; needed.")
+    ] = None,
+    recipe: Annotated[RecipeName | None, typer.Option("--recipe", help="Network and loss; needed.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder to write to; needed.")] = None,
     start: Annotated[
         Path | None,
-        typer.Option("--start", help="A drafter to go on from, which eal, wtv and lk want; by default a new one."),
+        typer.Option("--start", help="A drafter to go on from, which all but hass, eagle3 and kl want."),
     ] = None,
     field: opt.Field = "prompt",
     limit: opt.Limit = None,
@@ -50,6 +68,13 @@ def train(
     save_every: Annotated[int, typer.Option("--save-every", help="Steps between checkpoints.")] = 500,
     held_out: Annotated[float, typer.Option("--held-out", help="Share of the prompts that evaluate.")] = 0.05,
     seed: Annotated[int, typer.Option("--seed", help="Decides the first weights and the order.")] = 0,
+    masked: rl.Masked = True,
+    pairs: rl.Pairs = rl.PairsName.continuation,
+    beta: rl.Beta = 0.1,
+    refreshes: rl.Refreshes = 2,
+    group: rl.Group = rl.GroupName.window,
+    group_size: rl.GroupSize = 8,
+    kl_weight: rl.KLWeight = 0.02,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint.")] = False,
     dtype: opt.DType = opt.DTypeName.auto,
     as_json: opt.Json = False,
@@ -59,11 +84,19 @@ def train(
 
     The acceptance length is measured by the real decoding loop on prompts that a hash of their text holds out.
     """
+    if context.invoked_subcommand is not None:
+        _refuse_own_options(context)
+        return
     from hf_specdec.cli.models import load_models, quiet
     from hf_specdec.cli.texts import encode_prompt, read_texts
     from hf_specdec.training.answers import is_held_out
     from hf_specdec.training.options import TrainingOptions
+    from hf_specdec.training.rcsd import RCSDTraining
+    from hf_specdec.training.recipes import stages_of
 
+    if target is None or data is None or recipe is None or out is None:
+        missing = ", ".join(f"--{name}" for name in _NEEDED if context.params[name] is None)
+        raise CommandError(f"specdec train needs {missing}; see specdec train --help")
     options = TrainingOptions(
         max_steps=max_steps,
         batch_size=batch_size,
@@ -72,8 +105,20 @@ def train(
         save_every=save_every,
         seed=seed,
     )
+    rcsd = RCSDTraining(
+        masked=masked,
+        pairs=pairs.value,
+        beta=beta,
+        refreshes=refreshes,
+        group=group.value,
+        group_size=group_size,
+        kl_weight=kl_weight,
+    )
+    stages = stages_of(recipe.value, rcsd)
+    if start is None and stages[0].reference:
+        raise CommandError(f"--recipe {recipe.value} goes on from a trained drafter: pass --start FOLDER")
     prompts = read_texts(data, field, limit)
-    if not resume and out.exists() and any(out.glob("checkpoint-*")):
+    if not resume and out.exists() and (any(out.glob("checkpoint-*")) or any(out.glob("stage-*"))):
         raise CommandError(f"{out} holds checkpoints: pass --resume to go on, or another folder")
     models = load_models(target, None, dtype=dtype, packed=False)
     sides: dict[bool, list[list[int]]] = {True: [], False: []}
@@ -85,7 +130,7 @@ def train(
         )
     out.mkdir(parents=True, exist_ok=True)
     with quiet():
-        result = _run(models, sides, recipe.value, options, out, max_new_tokens, steps, resume, start)
+        result = _run(models, sides, stages, options, out, max_new_tokens, steps, resume, start)
     if as_json:
         print_json({"target": target, "recipe": recipe.value, "out": str(out), **result})
         return
@@ -94,10 +139,23 @@ def train(
     )
 
 
+def _refuse_own_options(context: typer.Context) -> None:
+    """Options before a subcommand would go nowhere."""
+    given = [name for name in context.params if _is_given(context, name)]
+    if given:
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in sorted(given))
+        raise CommandError(f"{names} must stand after {context.invoked_subcommand}")
+
+
+def _is_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
 def _run(
     models: Any,
     sides: dict[bool, list[list[int]]],
-    recipe: str,
+    stages: Any,
     options: Any,
     out: Path,
     max_new_tokens: int,
@@ -111,9 +169,8 @@ def _run(
     from hf_specdec.networks.export import export_drafter
     from hf_specdec.training.acceptance import acceptance_lengths
     from hf_specdec.training.answers import answer_prompts
-    from hf_specdec.training.recipes import RECIPES
+    from hf_specdec.training.stages import train_in_stages
     from hf_specdec.training.trainer import StepLog
-    from hf_specdec.training.trainer import train as train_network
 
     with progress_bar("Answers of the target") as show:
         file = out / "answers.jsonl"
@@ -121,9 +178,7 @@ def _run(
     with torch.random.fork_rng():
         torch.manual_seed(options.seed)
         network = (
-            AutoDrafter.from_target(
-                models.target, RECIPES[recipe].family, tokenizer=models.tokenizer, dtype=torch.float32
-            )
+            AutoDrafter.from_target(models.target, stages[0].family, tokenizer=models.tokenizer, dtype=torch.float32)
             if start is None
             else AutoDrafter.from_pretrained(start, target=models.target, dtype=torch.float32)
         )
@@ -143,11 +198,11 @@ def _run(
                     f"{log.tokens_per_second:.0f} tokens/s, tau {log.evaluation['tau']:.3f}"
                 )
 
-        logs = train_network(
+        logs = train_in_stages(
             models.target,
             network,
             texts,
-            RECIPES[recipe],
+            stages,
             options,
             out=out,
             resume=resume,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
@@ -167,6 +168,10 @@ class DraftNetwork(PreTrainedModel, ABC):
         self.check_target(inner, config)
         TargetIdentity.of_config(self.config).check(inner, tokenizer)
         self._borrowed = _Borrowed(inner.get_input_embeddings(), inner.get_output_embeddings())
+
+    def twin(self) -> DraftNetwork:
+        """A copy with weights of its own that borrows from the same target, in evaluation mode."""
+        return copy.deepcopy(self, {id(self._borrowed): self._borrowed}).eval()
 
     def check_target(self, inner: Any, config: Any) -> None:
         """Raises an [`IncompatibleDraftError`] if the sizes do not fit."""

@@ -40,6 +40,8 @@ class Round:
             on; -1 after the last.
         longest (`torch.LongTensor` of shape `(batch,)`, *optional*): Tokens of each row's longest path, where it drafted a
             tree; `num_drafted` then counts nodes.
+        marks (`dict[str, torch.Tensor]`): What a rule that explains itself says of each judged position, of shape
+            `(batch, width)`: `rescued` (bool) and `step_tv` (NaN where unknown).
     """
 
     emitted: Sequence[Sequence[int]]
@@ -58,6 +60,7 @@ class Round:
     num_attempted: Tensor | None = None
     path: Tensor | None = None
     longest: Tensor | None = None
+    marks: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def kinds(self) -> Sequence[Sequence[tuple[str, int]]]:

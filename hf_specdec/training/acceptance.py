@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,7 +12,20 @@ from hf_specdec import RCSDConfig
 from hf_specdec.networks import DraftNetwork
 
 
-__all__ = ["acceptance_lengths"]
+__all__ = ["Measured", "acceptance_lengths", "measure"]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What became of one prompt.
+
+    Args:
+        tau (`float`): Tokens per round, the bonus token counted; 0.0 if there was no round.
+        text (`tuple[int, ...]`): The answer.
+    """
+
+    tau: float
+    text: tuple[int, ...]
 
 
 def acceptance_lengths(
@@ -28,9 +42,33 @@ def acceptance_lengths(
         steps (`int`): Tokens drafted per round.
         max_new_tokens (`int`): Length of the answers.
     """
-    config, lengths = RCSDConfig(steps=steps, on_drafter_error="raise"), []
-    for prompt in prompts:
-        ids = torch.tensor([list(prompt)], device=target.device)
+    found = measure(target, network, prompts, steps=steps, max_new_tokens=max_new_tokens)
+    return [each.tau for each in found if each.tau]
+
+
+def measure(
+    target: Any,
+    network: DraftNetwork,
+    prompts: Sequence[Sequence[int]],
+    *,
+    steps: int,
+    max_new_tokens: int,
+    batch_size: int = 1,
+) -> list[Measured]:
+    """Decodes prompts greedily, several of one length at a time, each row at its own pace.
+
+    Args:
+        target (`PreTrainedModel`): The target.
+        network ([`DraftNetwork`]): The drafter.
+        prompts (`Sequence[Sequence[int]]`): Token ids.
+        steps (`int`): Tokens drafted per round.
+        max_new_tokens (`int`): Length of the answers.
+        batch_size (`int`): Prompts decoded at once.
+    """
+    config = RCSDConfig(steps=steps, on_drafter_error="raise")
+    found: dict[int, Measured] = {}
+    for indices in _batches([len(prompt) for prompt in prompts], batch_size):
+        ids = torch.tensor([list(prompts[index]) for index in indices], device=target.device)
         output = target.generate(
             input_ids=ids,
             attention_mask=torch.ones_like(ids),
@@ -40,6 +78,15 @@ def acceptance_lengths(
             max_new_tokens=max_new_tokens,
             return_dict_in_generate=True,
         )
-        if output.speculative_stats.num_rounds:
-            lengths.append(output.speculative_stats.tokens_per_round)
-    return lengths
+        rows, answers = output.speculative_stats.rows, output.sequences[:, ids.shape[1] :].tolist()
+        for index, row, answer in zip(indices, rows, answers, strict=True):
+            found[index] = Measured(row.tokens_per_round, tuple(answer[: row.num_new_tokens]))
+    return [found[index] for index in range(len(prompts))]
+
+
+def _batches(lengths: Sequence[int], batch_size: int) -> list[list[int]]:
+    """Indices of equal lengths, in batches."""
+    alike: dict[int, list[int]] = {}
+    for index, length in enumerate(lengths):
+        alike.setdefault(length, []).append(index)
+    return [group[start : start + batch_size] for group in alike.values() for start in range(0, len(group), batch_size)]

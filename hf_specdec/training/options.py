@@ -24,7 +24,7 @@ class TrainingOptions:
         warmup (`float`): Share of the steps in which it rises.
         clip (`float`): Largest norm of a gradient.
         mixed_precision (`str`): `"bf16"` computes in bfloat16 with weights and moments in float32.
-        save_every (`int`): Steps between checkpoints; 0 writes none.
+        save_every (`int`): Steps between checkpoints, of which the last step has one too; 0 writes none.
         eval_every (`int`): Steps between evaluations.
         seed (`int`): Decides the order of the texts.
 
@@ -51,3 +51,7 @@ class TrainingOptions:
             raise InvalidConfigError(
                 f"warmup must be 0 to 1 and save_every at least 0, got {self.warmup} and {self.save_every}"
             )
+
+    def saves_after(self, step: int) -> bool:
+        """Whether a checkpoint follows the step."""
+        return bool(self.save_every) and (step % self.save_every == 0 or step == self.max_steps)

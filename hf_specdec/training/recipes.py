@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from hf_specdec.training.losses import Eagle3Loss, EALLoss, HassLoss, KLLoss, LKLoss, TrainingLoss, WTVLoss
+from hf_specdec.errors import InvalidConfigError
+from hf_specdec.training.losses import (
+    DPOLoss,
+    Eagle3Loss,
+    EALLoss,
+    GRPOLoss,
+    HassLoss,
+    KLLoss,
+    LKLoss,
+    TrainingLoss,
+    WTVLoss,
+)
+from hf_specdec.training.rcsd.options import RCSDTraining
 
 
-__all__ = ["RECIPES", "Recipe"]
+__all__ = ["RECIPES", "STAGES", "Recipe", "stages_of"]
 
 
 @dataclass(frozen=True)
@@ -20,12 +32,17 @@ class Recipe:
         loss ([`TrainingLoss`]): The loss.
         num_steps (`int`): Drafts per chain in training.
         detach (`bool`): Whether gradients stop between the steps of a chain.
+        reference (`bool`): Whether the loss compares with a frozen copy of the drafter that the run starts from, which is then
+            meant to be a trained one.
+        rounds (`bool`): Whether the loss learns from recorded rounds.
     """
 
     family: str
     loss: TrainingLoss
     num_steps: int
     detach: bool
+    reference: bool = False
+    rounds: bool = False
 
 
 RECIPES: MappingProxyType[str, Recipe] = MappingProxyType(
@@ -36,5 +53,36 @@ RECIPES: MappingProxyType[str, Recipe] = MappingProxyType(
         "eal": Recipe("eagle3", EALLoss(), num_steps=5, detach=False),
         "wtv": Recipe("eagle3", WTVLoss(), num_steps=5, detach=False),
         "lk": Recipe("eagle3", LKLoss(), num_steps=5, detach=False),
+        "rcsd-dpo": Recipe("eagle", DPOLoss(), num_steps=6, detach=False, reference=True, rounds=True),
+        "rcsd-grpo": Recipe("eagle", GRPOLoss(), num_steps=6, detach=False, reference=True),
     }
 )
+
+# Recipes of several stages (named by arXiv 2609.24150), each of which starts where the one before ended.
+STAGES: MappingProxyType[str, tuple[str, ...]] = MappingProxyType(
+    {"eal+grpo": ("eal", "rcsd-grpo"), "wtv+grpo": ("wtv", "rcsd-grpo")}
+)
+
+
+def stages_of(name: str, options: RCSDTraining | None = None) -> list[Recipe]:
+    """The recipes that a run of `name` follows one after another.
+
+    Args:
+        name (`str`): A name in [`RECIPES`] or [`STAGES`].
+        options ([`RCSDTraining`], *optional*): How the RCSD stages are to be done.
+
+    Raises:
+        [`InvalidConfigError`]: If there is no such recipe.
+    """
+    if name not in RECIPES and name not in STAGES:
+        raise InvalidConfigError(f"recipe must be one of {', '.join([*RECIPES, *STAGES])}, got {name!r}")
+    options, found = options or RCSDTraining(), []
+    for stage in STAGES.get(name, (name,)):
+        recipe = RECIPES[stage]
+        if stage == "rcsd-dpo":
+            found += [replace(recipe, loss=options.dpo)] * options.refreshes
+        elif stage == "rcsd-grpo":
+            found.append(replace(recipe, loss=options.grpo))
+        else:
+            found.append(recipe)
+    return found

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,16 @@ from transformers import get_cosine_schedule_with_warmup
 from hf_specdec.errors import InvalidConfigError
 from hf_specdec.networks import DraftNetwork
 from hf_specdec.training.checkpoints import latest_checkpoint, load_checkpoint, save_checkpoint
+from hf_specdec.training.losses import DraftedRounds, Unrolled
 from hf_specdec.training.options import TrainingOptions
 from hf_specdec.training.recipes import Recipe
 from hf_specdec.training.texts import Text, TextBatch, observe
-from hf_specdec.training.unroll import unroll
+from hf_specdec.training.unroll import drafted_logits, unroll
 
 
 __all__ = ["StepLog", "train"]
+
+Observe = Callable[[Any, DraftNetwork, Sequence[Text]], TextBatch]
 
 
 @dataclass(frozen=True)
@@ -51,16 +55,34 @@ class _Unrolling(nn.Module):
     def __init__(self, network: DraftNetwork, recipe: Recipe) -> None:
         super().__init__()
         self.network, self.recipe = network, recipe
+        self.reference = network.twin().requires_grad_(False) if recipe.reference else None
 
-    def forward(self, batch: TextBatch) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, batch: TextBatch, seeds: Sequence[int] = (), rounds: DraftedRounds | None = None
+    ) -> tuple[Tensor, Tensor]:
         """The loss, and the agreements and drafts `(2, num_steps)` of each position."""
-        unrolled = unroll(self.network, batch, self.recipe.num_steps, detach=self.recipe.detach)
+        num_steps, detach = self.recipe.num_steps, self.recipe.detach
+        unrolled = replace(unroll(self.network, batch, num_steps, detach=detach), seeds=seeds)
+        if rounds is not None:
+            logits = drafted_logits(self.network, batch, rounds.tokens, detach=detach)
+            unrolled = replace(unrolled, rounds=replace(rounds, student_logits=logits))
+        if self.reference is not None:
+            unrolled = _with_reference(unrolled, self.reference, batch, num_steps)
         counts = []
         for logits, target, mask in zip(unrolled.student_logits, unrolled.target_logits, unrolled.masks, strict=True):
             best = logits.detach().argmax(-1)
             best = best if unrolled.target_ids is None else unrolled.target_ids[best]
             counts.append(torch.stack([((best == target.argmax(-1)) & mask).sum(), mask.sum()]))
         return self.recipe.loss(unrolled).total, torch.stack(counts, 1)
+
+
+@torch.no_grad()
+def _with_reference(unrolled: Unrolled, reference: DraftNetwork, batch: TextBatch, num_steps: int) -> Unrolled:
+    reference.eval()
+    rounds = unrolled.rounds
+    if rounds is not None:
+        rounds = replace(rounds, reference_logits=drafted_logits(reference, batch, rounds.tokens))
+    return replace(unrolled, reference_logits=unroll(reference, batch, num_steps).student_logits, rounds=rounds)
 
 
 def train(
@@ -73,6 +95,8 @@ def train(
     out: Path | None = None,
     resume: bool = False,
     accelerator: Accelerator | None = None,
+    observer: Observe = observe,
+    rounds: Callable[[Sequence[Text], int], DraftedRounds] | None = None,
     evaluate: Callable[[], dict[str, float]] | None = None,
     on_step: Callable[[StepLog], None] | None = None,
 ) -> list[StepLog]:
@@ -90,6 +114,8 @@ def train(
         out (`Path`, *optional*): Folder for checkpoints.
         resume (`bool`): Whether to go on from the newest checkpoint in `out`, if there is one.
         accelerator (`Accelerator`, *optional*): One of your own, with trackers that are already initialised.
+        observer (`Callable`): What gives the target's features of some texts: [`observe`], or [`KeptFeatures`].
+        rounds (`Callable`, *optional*): Gives the recorded rounds of some texts, for so many drafts; see [`RoundBook`].
         evaluate (`Callable[[], dict[str, float]]`, *optional*): Run every `eval_every` steps and at the end.
         on_step (`Callable[[StepLog], None]`, *optional*): Sees each step.
 
@@ -105,13 +131,13 @@ def train(
     with _only_drafter_trains(target, network):
         state = _State.start(network, recipe, options, accelerator, out if resume else None)
         for step in range(state.step + 1, options.max_steps + 1):
-            log = _one_step(target, network, texts, options, state, step)
+            log = _one_step(partial(observer, target, network), rounds, network, texts, options, state, step)
             if evaluate is not None and (step % options.eval_every == 0 or step == options.max_steps):
                 network.eval()
                 log = replace(log, evaluation=evaluate())
                 network.train()
             accelerator.log({"loss": log.loss, **log.evaluation}, step=step)
-            if out is not None and options.save_every and step % options.save_every == 0:
+            if out is not None and options.saves_after(step):
                 state.save(out, step)
             if on_step is not None:
                 on_step(log)
@@ -194,7 +220,8 @@ class _State:
 
 
 def _one_step(
-    target: Any,
+    observed: Callable[[Sequence[Text]], TextBatch],
+    rounds: Callable[[Sequence[Text], int], DraftedRounds] | None,
     network: DraftNetwork,
     texts: Sequence[Text],
     options: TrainingOptions,
@@ -202,15 +229,21 @@ def _one_step(
     step: int,
 ) -> StepLog:
     started, accelerator = time.perf_counter(), state.accelerator
-    batch = [texts[index] for index in _indices(len(texts), options, step)]
+    indices = _indices(len(texts), options, step)
+    batch = [texts[index] for index in indices]
     anchors = sum(text.num_anchors for text in batch)
     own = batch[accelerator.process_index :: accelerator.num_processes]
-    micro = [own[start : start + options.micro_batch_size] for start in range(0, len(own), options.micro_batch_size)]
+    seeds = [(options.seed * 1_000_003 + step) * 1_000_003 + index for index in indices]
+    seeds = seeds[accelerator.process_index :: accelerator.num_processes]
+    size = options.micro_batch_size
+    cuts = [slice(start, start + size) for start in range(0, len(own), size)]
     loss, counts = 0.0, torch.zeros(2, state.num_steps, dtype=torch.long)
-    for index, part in enumerate(micro):
+    for cut in cuts:
+        part = own[cut]
         share = sum(text.num_anchors for text in part) / anchors
-        with accelerator.no_sync(state.module) if index + 1 < len(micro) else nullcontext():
-            value, seen = state.module(observe(target, network, part))
+        with nullcontext() if cut is cuts[-1] else accelerator.no_sync(state.module):
+            found = None if rounds is None else rounds(part, state.num_steps)
+            value, seen = state.module(observed(part), seeds[cut], found)
             accelerator.backward(value * share * accelerator.num_processes)
         loss += float(value.detach()) * share
         counts = counts + seen.cpu()

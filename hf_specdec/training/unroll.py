@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -14,7 +16,7 @@ from hf_specdec.training.losses import Unrolled
 from hf_specdec.training.texts import TextBatch
 
 
-__all__ = ["unroll"]
+__all__ = ["drafted_logits", "unroll"]
 
 _MASKABLE = ("eager", "sdpa")
 
@@ -46,20 +48,8 @@ def unroll(network: DraftNetwork, batch: TextBatch, num_steps: int, *, detach: b
             f"training needs an attention that takes masks ({' or '.join(_MASKABLE)}), got {attention!r}: call "
             "network.set_attn_implementation('sdpa')"
         )
-    states, cache = network.combine(batch.features.to(network.device, network.dtype)), DynamicCache()
-    all_logits, all_states = [], []
-    for step in range(num_steps):
-        embeddings = network.embed(_ahead(batch.tokens, 1 + step))
-        columns = torch.arange(step, step + embeddings.shape[1], device=embeddings.device)[None]
-        states, readable = network.advance(
-            embeddings,
-            states.detach() if detach else states,
-            attention_mask=_alignment(embeddings, step),
-            position_embeddings=network.rotary_emb(embeddings, position_ids=columns),
-            **{CACHE_KEY: cache},
-        )
-        all_logits.append(network.to_logits(readable).float())
-        all_states.append(states)
+    fed = [_ahead(batch.tokens, 1 + step) for step in range(num_steps)]
+    all_logits, all_states = _advance(network, batch.features, fed, detach)
     steps = range(num_steps)
     return Unrolled(
         student_logits=all_logits,
@@ -70,6 +60,41 @@ def unroll(network: DraftNetwork, batch: TextBatch, num_steps: int, *, detach: b
         student_states=all_states,
         target_states=[_ahead(batch.features, 1 + s) for s in steps] if isinstance(network, EagleDrafter) else (),
     )
+
+
+def drafted_logits(
+    network: DraftNetwork, batch: TextBatch, drafts: Sequence[Tensor], *, detach: bool = False
+) -> list[Tensor]:
+    """The network's logits along drafts that are not the text's own tokens: entry `j` at column `t` is what the chain
+    anchored there says about its draft `j`, having read the drafts before it. What [`unroll`] says of `detach` holds.
+
+    Args:
+        network ([`DraftNetwork`]): The network, attached to its target.
+        batch ([`TextBatch`]): Texts with the target's features.
+        drafts (`Sequence[torch.LongTensor]`): K tensors of shape `(batch, tokens)`, as in [`DraftedRounds`].
+    """
+    return _advance(network, batch.features, [_ahead(batch.tokens, 1), *drafts[:-1]], detach)[0]
+
+
+def _advance(
+    network: DraftNetwork, features: Tensor, fed: Sequence[Tensor], detach: bool
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Logits and states of each step, in which column `t` reads the token `fed[step][:, t]`."""
+    states, cache = network.combine(features.to(network.device, network.dtype)), DynamicCache()
+    all_logits, all_states = [], []
+    for step, tokens in enumerate(fed):
+        embeddings = network.embed(tokens)
+        columns = torch.arange(step, step + embeddings.shape[1], device=embeddings.device)[None]
+        states, readable = network.advance(
+            embeddings,
+            states.detach() if detach else states,
+            attention_mask=_alignment(embeddings, step),
+            position_embeddings=network.rotary_emb(embeddings, position_ids=columns),
+            **{CACHE_KEY: cache},
+        )
+        all_logits.append(network.to_logits(readable).float())
+        all_states.append(states)
+    return all_logits, all_states
 
 
 def _ahead(values: Tensor, distance: int) -> Tensor:

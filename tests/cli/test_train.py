@@ -81,3 +81,24 @@ def test_evaluate_measures_what_the_loop_accepts(pair, data, run_json, run, tmp_
             assert found[role][str(steps)]["mean"] == pytest.approx(sum(expected) / 4)
             assert found[role][str(steps)]["low"] <= found[role][str(steps)]["mean"] <= found[role][str(steps)]["high"]
     assert "3,4,5,6" in run("evaluate", *options, "--steps", "three", code=2).stderr
+
+
+@pytest.mark.parametrize("recipe", ["rcsd-dpo", "rcsd-grpo", "wtv+grpo"])
+def test_rcsd_goes_on_from_hass(pair, options, run, run_json, tmp_path, recipe):
+    run_json(*options, "--recipe", "hass", "--max-steps", 2)
+    first, second = tmp_path / "drafter", tmp_path / "second"
+    again = [second if part == first else part for part in options] + ["--recipe", recipe, "--max-steps", 4]
+    if recipe != "wtv+grpo":
+        assert "--start" in run(*again, code=2).stderr
+    found = run_json(*again, "--start", first, "--group-size", 4, "--pairs", "literal", "--unmasked")
+    assert found["tau"] >= 1
+    one, two = (AutoDrafter.from_pretrained(path, target=pair.model) for path in (first, second))
+    assert not all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
+    stages = sorted(path.name for path in second.glob("stage-*"))
+    assert stages == ([] if recipe == "rcsd-grpo" else ["stage-0", "stage-1"])
+    assert [path.name for path in second.glob("stage-*/rounds/*")] == (
+        ["rounds-00000000.safetensors"] * 2 if recipe == "rcsd-dpo" else []
+    )
+    assert run_json(*again, "--start", first, "--resume", "--group-size", 4, "--pairs", "literal", "--unmasked")[
+        "tau"
+    ] == pytest.approx(found["tau"])

@@ -15,6 +15,7 @@ from hf_specdec.errors import InvalidConfigError
 from hf_specdec.training.acceptance import acceptance_lengths
 from hf_specdec.training.checkpoints import load_checkpoint, save_checkpoint
 from hf_specdec.training.options import TrainingOptions
+from hf_specdec.training.rcsd import DraftedRound, Recording, RoundBook, roll_out
 from hf_specdec.training.recipes import RECIPES
 from hf_specdec.training.texts import Text
 from hf_specdec.training.trainer import train
@@ -23,6 +24,7 @@ from tests.toys import prompts, state_of
 
 
 NAMES = sorted(RECIPES)
+SCRATCH = [name for name in NAMES if not RECIPES[name].reference]
 FORK = multiprocessing.get_context("fork")
 
 
@@ -54,7 +56,23 @@ def some_texts():
     ]
 
 
-@pytest.mark.parametrize("name", NAMES)
+def rounds_for(name):
+    """Made-up rounds on `some_texts`, for the recipe that learns from rounds."""
+    if name != "rcsd-dpo":
+        return None
+    generator = torch.Generator().manual_seed(2)
+    recordings = []
+    for text in some_texts():
+        rounds = []
+        for anchor in range(text.num_prompt_tokens - 1, len(text.tokens) - 4, 2):
+            choices = text.tokens[anchor + 2 : anchor + 5]
+            drafts = (choices[0], *torch.randint(1, 64, (2,), generator=generator).tolist())
+            rounds.append(DraftedRound(anchor, drafts, choices, 1 + int(drafts[1] == choices[1])))
+        recordings.append(Recording(text, tuple(rounds)))
+    return RoundBook(recordings)
+
+
+@pytest.mark.parametrize("name", SCRATCH)
 def test_one_text_is_learnt_by_heart(name):
     target = small_target()
     text = sample(target, prompts(1, columns=6)["input_ids"][0].tolist(), 26)
@@ -77,26 +95,64 @@ def test_one_text_is_learnt_by_heart(name):
     assert all(parameter.requires_grad and parameter.grad is None for parameter in target.parameters())
 
 
+@pytest.mark.parametrize("name", [name for name in NAMES if RECIPES[name].reference])
+def test_reinforcement_goes_on_where_hass_stopped(name):
+    target = small_target()
+    text = sample(target, prompts(1, columns=6)["input_ids"][0].tolist(), 26)
+    network = drafter(target, "hass")
+    options = TrainingOptions(max_steps=12, batch_size=1, learning_rate=1e-2, clip=5.0, warmup=0.1)
+    train(target, network, [text], RECIPES["hass"], options)
+    prompt, options_of_run = text.tokens[: text.num_prompt_tokens], {"steps": 3, "max_new_tokens": 26}
+    (before,) = acceptance_lengths(target, network, [prompt], **options_of_run)
+    recipe, most = replace(RECIPES[name], num_steps=3), 25 / 7
+    assert before < 0.8 * most
+    for _ in range(10):  # on-policy refreshes, each from where the last one ended
+        rounds = RoundBook(roll_out(target, network, [text], steps=3)) if name == "rcsd-dpo" else None
+        train(target, network, [text], recipe, replace(options, max_steps=20), rounds=rounds)
+        (after,) = acceptance_lengths(target, network, [prompt], **options_of_run)
+        if after >= 0.95 * most:
+            break
+    assert 0.95 * most <= after <= most
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, name):
     target, recipe = small_target(), RECIPES[name]
     options = TrainingOptions(max_steps=6, batch_size=3, micro_batch_size=2, learning_rate=1e-3, save_every=2)
     whole = drafter(target, name)
-    logs = train(target, whole, some_texts(), recipe, options)
+    logs = train(target, whole, some_texts(), recipe, options, rounds=rounds_for(name))
 
     def stop(log):
         if log.step == 5:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train(target, drafter(target, name), some_texts(), recipe, options, out=tmp_path, on_step=stop)
+        train(
+            target,
+            drafter(target, name),
+            some_texts(),
+            recipe,
+            options,
+            out=tmp_path,
+            on_step=stop,
+            rounds=rounds_for(name),
+        )
     resumed = drafter(target, name)
-    rest = train(target, resumed, some_texts(), recipe, options, out=tmp_path, resume=True)
+    rest = train(target, resumed, some_texts(), recipe, options, out=tmp_path, resume=True, rounds=rounds_for(name))
     assert [log.loss for log in rest] == [log.loss for log in logs[4:]]
     for one, other in zip(whole.parameters(), resumed.parameters(), strict=True):
         assert torch.equal(one, other)
     with pytest.raises(InvalidConfigError, match="same options"):
-        train(target, resumed, some_texts(), recipe, replace(options, max_steps=7), out=tmp_path, resume=True)
+        train(
+            target,
+            resumed,
+            some_texts(),
+            recipe,
+            replace(options, max_steps=7),
+            out=tmp_path,
+            resume=True,
+            rounds=rounds_for(name),
+        )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -105,7 +161,7 @@ def test_forward_passes_of_any_size_give_the_same_steps(name):
     for micro in (1, 4):
         network = drafter(target, name)
         options = TrainingOptions(max_steps=4, batch_size=4, micro_batch_size=micro, learning_rate=1e-3)
-        logs = train(target, network, some_texts(), RECIPES[name], options)
+        logs = train(target, network, some_texts(), RECIPES[name], options, rounds=rounds_for(name))
         finals.append(torch.tensor([log.loss for log in logs]))
     torch.testing.assert_close(*finals, rtol=1e-5, atol=1e-5)
 
@@ -186,7 +242,7 @@ def shared_run(rank, port, name, results):
     torch.set_num_threads(1)
     target = small_target()
     network = drafter(target, name)
-    train(target, network, some_texts(), RECIPES[name], SHARED)
+    train(target, network, some_texts(), RECIPES[name], SHARED, rounds=rounds_for(name))
     results.put((torch.distributed.get_world_size(), [value.tolist() for value in network.parameters()]))
     torch.distributed.destroy_process_group()
 
@@ -205,7 +261,7 @@ def test_two_processes_equal_one(name):
         process.join()
     target = small_target()
     network = drafter(target, name)
-    train(target, network, some_texts(), RECIPES[name], SHARED)
+    train(target, network, some_texts(), RECIPES[name], SHARED, rounds=rounds_for(name))
     for world_size, parameters in found:
         assert world_size == 2
         for mine, theirs in zip(parameters, network.parameters(), strict=True):

@@ -1,8 +1,10 @@
 """Losses of drafter training."""
 
-from hf_specdec.training.losses.base import LossValue, TrainingLoss, Unrolled
+from hf_specdec.training.losses.base import DraftedRounds, LossValue, TrainingLoss, Unrolled
+from hf_specdec.training.losses.dpo import DPOLoss
 from hf_specdec.training.losses.eagle3 import Eagle3Loss
 from hf_specdec.training.losses.eal import EALLoss
+from hf_specdec.training.losses.grpo import GRPOLoss
 from hf_specdec.training.losses.hass import HassLoss
 from hf_specdec.training.losses.kl import KLLoss
 from hf_specdec.training.losses.lk import LKLoss
@@ -10,8 +12,11 @@ from hf_specdec.training.losses.wtv import WTVLoss
 
 
 __all__ = [
+    "DPOLoss",
+    "DraftedRounds",
     "EALLoss",
     "Eagle3Loss",
+    "GRPOLoss",
     "HassLoss",
     "KLLoss",
     "LKLoss",

@@ -10,7 +10,31 @@ import torch
 from torch import Tensor
 
 
-__all__ = ["LossValue", "TrainingLoss", "Unrolled"]
+__all__ = ["DraftedRounds", "LossValue", "TrainingLoss", "Unrolled"]
+
+
+@dataclass(frozen=True)
+class DraftedRounds:
+    """Rounds of decoding, slot-aligned as in [`Unrolled`]: entry `j` of each sequence, at column `t`, is about the draft `j` of
+    the round whose chain is anchored at column `t`.
+
+    Args:
+        tokens (`Sequence[torch.LongTensor]`): K tensors of shape `(batch, tokens)`: the drafts, on the target's vocabulary.
+        choices (`Sequence[torch.LongTensor]`): K tensors of the same shape: what the target chooses there, *given the drafts
+            before*; -1 where it is not known.
+        drafted (`Sequence[torch.BoolTensor]`): K tensors of the same shape: where there is a draft.
+        accepted (`Sequence[torch.BoolTensor]`): K tensors of the same shape: which drafts were accepted.
+        student_logits (`Sequence[torch.FloatTensor]`): K tensors of shape `(batch, tokens, draft_vocab)`: the drafter's
+            logits along the drafts.
+        reference_logits (`Sequence[torch.FloatTensor]`): Those of the frozen reference.
+    """
+
+    tokens: Sequence[Tensor]
+    choices: Sequence[Tensor]
+    drafted: Sequence[Tensor]
+    accepted: Sequence[Tensor]
+    student_logits: Sequence[Tensor] = ()
+    reference_logits: Sequence[Tensor] = ()
 
 
 @dataclass(frozen=True)
@@ -32,6 +56,9 @@ class Unrolled:
         student_states (`Sequence[torch.FloatTensor]`): K tensors of shape `(batch, tokens, hidden_size)`: what recurs.
         target_states (`Sequence[torch.FloatTensor]`): K tensors of the same shape: the features that `student_states` stand in
             for. Empty for networks whose states stand in for no single feature (EAGLE-3).
+        reference_logits (`Sequence[torch.FloatTensor]`): The logits of a frozen reference, for recipes that have one.
+        rounds ([`DraftedRounds`], *optional*): Recorded rounds on these texts, for recipes that learn from them.
+        seeds (`Sequence[int]`): One number for each text, for losses that draw: the same in whatever batch the text stands.
     """
 
     student_logits: Sequence[Tensor]
@@ -41,6 +68,9 @@ class Unrolled:
     target_ids: Tensor | None = None
     student_states: Sequence[Tensor] = ()
     target_states: Sequence[Tensor] = ()
+    reference_logits: Sequence[Tensor] = ()
+    rounds: DraftedRounds | None = None
+    seeds: Sequence[int] = ()
 
 
 @dataclass(frozen=True)

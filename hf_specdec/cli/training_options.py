@@ -1,0 +1,56 @@
+"""Options of `specdec train` that concern the RCSD stages."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+
+__all__ = ["Beta", "Group", "GroupName", "GroupSize", "KLWeight", "Masked", "Pairs", "PairsName", "Refreshes"]
+
+_RCSD = "RCSD stages"
+
+
+class PairsName(StrEnum):
+    """Readings of a preference pair."""
+
+    literal = "literal"
+    continuation = "continuation"
+
+
+class GroupName(StrEnum):
+    """What GRPO compares."""
+
+    window = "window"
+    response = "response"
+
+
+Masked = Annotated[
+    bool,
+    typer.Option(
+        "--masked/--unmasked", help="Never penalise tokens that are the target's own choice.", rich_help_panel=_RCSD
+    ),
+]
+Pairs = Annotated[
+    PairsName,
+    typer.Option(
+        "--pairs",
+        help="DPO: prefer the accepted tokens (literal) or what the target wrote (continuation) to the rejected ones.",
+        rich_help_panel=_RCSD,
+    ),
+]
+Beta = Annotated[float, typer.Option("--beta", help="DPO: how sharply preferences count.", rich_help_panel=_RCSD)]
+Refreshes = Annotated[
+    int, typer.Option("--refreshes", help="DPO: how often rounds are recorded.", rich_help_panel=_RCSD)
+]
+Group = Annotated[
+    GroupName, typer.Option("--group", help="GRPO: windows of one place, or whole responses.", rich_help_panel=_RCSD)
+]
+GroupSize = Annotated[
+    int, typer.Option("--group-size", help="GRPO: windows or responses in a group.", rich_help_panel=_RCSD)
+]
+KLWeight = Annotated[
+    float, typer.Option("--kl-weight", help="GRPO: weight of the distance to the start.", rich_help_panel=_RCSD)
+]

@@ -1,0 +1,99 @@
+"""Windows that a drafter samples from each column of a text, and what greedy decoding would do with them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hf_specdec.errors import InvalidConfigError
+from hf_specdec.training.losses.base import Unrolled
+
+
+__all__ = ["Windows", "sample_windows"]
+
+
+@dataclass(frozen=True)
+class Windows:
+    """`G` windows of K drafts from each column. After its first rejected draft a window is meaningless: the law there was
+    computed after the text's own tokens.
+
+    Args:
+        drafts (`torch.LongTensor` of shape `(K, group, batch, tokens)`): Tokens of the draft vocabulary.
+        matches (`torch.BoolTensor` of the same shape): Which of them are the target's choice.
+        trained (`torch.BoolTensor` of shape `(K, batch, tokens)`): Which drafts of each chain are trained.
+    """
+
+    drafts: Tensor
+    matches: Tensor
+    trained: Tensor
+
+    @property
+    def accepted(self) -> Tensor:
+        """`(K, group, batch, tokens)`: drafts that greedy decoding keeps."""
+        return (self.matches & self.trained[:, None]).cumprod(0).bool()
+
+    @property
+    def reached(self) -> Tensor:
+        """`(K, group, batch, tokens)`: the accepted drafts and the first rejected one."""
+        before = torch.cat([torch.ones_like(self.accepted[:1]), self.accepted[:-1]])
+        return before & self.trained[:, None]
+
+    @property
+    def rewards(self) -> Tensor:
+        """`(group, batch, tokens)`: the share of a window that is accepted."""
+        return self.accepted.sum(0) / self.trained.sum(0).clamp(min=1)
+
+    def rewards_of_responses(self) -> tuple[Tensor, Tensor]:
+        """`(group, batch, 1)`, the mean reward of each rollout's rounds, and `(group, batch, tokens)`, the columns at which
+        those rounds stand. A round that accepts `n` drafts commits `n + 1` tokens, and the next one stands there."""
+        lengths, trained, columns = self.accepted.sum(0), self.trained[0], self.trained.shape[-1]
+        due = trained.long().argmax(-1).expand(lengths.shape[:2])
+        visited = torch.zeros(lengths.shape, dtype=torch.bool, device=lengths.device)
+        for column in range(columns):
+            here = (due == column) & trained[:, column]
+            visited[..., column] = here
+            due = torch.where(here, column + lengths[..., column] + 1, due)
+        rounds = visited.sum(-1, keepdim=True).clamp(min=1)
+        return (self.rewards * visited).sum(-1, keepdim=True) / rounds, visited
+
+    def log_probabilities(self, logits: Sequence[Tensor], temperature: float) -> Tensor:
+        """`(K, group, batch, tokens)`, `ln q` of each draft under K tensors of logits `(batch, tokens, draft_vocab)`."""
+        if len(logits) != len(self.drafts):
+            raise InvalidConfigError(
+                f"expected logits of {len(self.drafts)} steps, got {len(logits)}: a reference is needed for kl_weight above 0"
+            )
+        found = []
+        for drafts, each in zip(self.drafts, logits, strict=True):
+            log_q = (each / temperature).log_softmax(-1)
+            found.append(log_q.gather(-1, drafts.movedim(0, -1)).movedim(-1, 0))
+        return torch.stack(found)
+
+
+def sample_windows(unrolled: Unrolled, group_size: int, temperature: float) -> Windows:
+    """Samples windows with one generator for each text and step, so that they do not depend on the batch.
+
+    Raises:
+        [`InvalidConfigError`]: If there are not as many seeds as texts.
+    """
+    rows, columns = unrolled.masks[0].shape
+    if len(unrolled.seeds) != rows:
+        raise InvalidConfigError(f"sampling needs one seed for each of the {rows} texts, got {len(unrolled.seeds)}")
+    drafts, matches = [], []
+    for step, (student, target) in enumerate(zip(unrolled.student_logits, unrolled.target_logits, strict=True)):
+        uniforms = torch.stack(
+            [
+                torch.rand(columns, group_size, generator=torch.Generator().manual_seed(seed * 1009 + step))
+                for seed in unrolled.seeds
+            ]
+        )
+        cumulated = (student.detach().float() / temperature).softmax(-1).cumsum(-1)
+        # The last entry is 1 but for rounding, and no draft may lie beyond it.
+        drawn = torch.searchsorted(cumulated, uniforms.to(cumulated) * cumulated[..., -1:], right=True)
+        drawn = drawn.clamp(max=student.shape[-1] - 1).movedim(-1, 0)
+        tokens = drawn if unrolled.target_ids is None else unrolled.target_ids[drawn]
+        drafts.append(drawn)
+        matches.append(tokens == target.argmax(-1))
+    return Windows(torch.stack(drafts), torch.stack(matches), torch.stack(list(unrolled.masks)))

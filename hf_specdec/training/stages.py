@@ -1,0 +1,113 @@
+"""Runs of several stages: one recipe after another, rounds recorded anew for each stage that learns from them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hf_specdec.errors import InvalidConfigError
+from hf_specdec.networks import DraftNetwork
+from hf_specdec.training.checkpoints import latest_checkpoint
+from hf_specdec.training.options import TrainingOptions
+from hf_specdec.training.rcsd import RoundBook, read_shards, roll_out
+from hf_specdec.training.rcsd.shards import ShardWriter
+from hf_specdec.training.recipes import Recipe
+from hf_specdec.training.texts import Text
+from hf_specdec.training.trainer import StepLog, train
+
+
+__all__ = ["train_in_stages"]
+
+
+def train_in_stages(
+    target: Any,
+    network: DraftNetwork,
+    texts: Sequence[Text],
+    stages: Sequence[Recipe],
+    options: TrainingOptions,
+    *,
+    out: Path,
+    resume: bool = False,
+    evaluate: Callable[[], dict[str, float]] | None = None,
+    on_step: Callable[[StepLog], None] | None = None,
+) -> list[StepLog]:
+    """Trains `network` in place by each stage, with an even share of the steps and a cosine of its own.
+
+    Stages that learn from rounds record them on the texts' prompts with the drafter as it then is, and train on what was
+    decoded. The frozen reference of a stage is the drafter that the stage starts from.
+
+    Args:
+        target (`PreTrainedModel`): The target.
+        network ([`DraftNetwork`]): The network, attached to it, in float32.
+        texts (`Sequence[Text]`): Texts that the target wrote greedily.
+        stages (`Sequence[Recipe]`): The stages.
+        options ([`TrainingOptions`]): Length of the whole run, and pace.
+        out (`Path`): Folder of checkpoints; a run of several stages has a folder `stage-N` for each.
+        resume (`bool`): Whether to go on from what is there.
+        evaluate (`Callable[[], dict[str, float]]`, *optional*): See [`train`].
+        on_step (`Callable[[StepLog], None]`, *optional*): Sees each step, numbered through all stages.
+
+    Returns:
+        `list[StepLog]`: The steps of this call.
+
+    Raises:
+        [`InvalidConfigError`]: If there are fewer steps than stages.
+    """
+    if options.max_steps < len(stages):
+        raise InvalidConfigError(
+            f"max_steps must be at least {len(stages)}, one for each stage, got {options.max_steps}"
+        )
+    logs: list[StepLog] = []
+    for number, recipe in enumerate(stages):
+        first = options.max_steps * number // len(stages)
+        share = replace(options, max_steps=options.max_steps * (number + 1) // len(stages) - first)
+        folder = out / f"stage-{number}" if len(stages) > 1 else out
+        book = None
+        if recipe.rounds and not (resume and _is_finished(folder, share)):
+            book = _book(target, network, texts, recipe, folder / "rounds", resume)
+
+        def shifted(log: StepLog, first: int = first) -> None:
+            moved = replace(log, step=log.step + first)
+            logs.append(moved)
+            if on_step is not None:
+                on_step(moved)
+
+        train(
+            target,
+            network,
+            texts if book is None else book.texts,
+            recipe,
+            share,
+            out=folder,
+            resume=resume,
+            rounds=book,
+            evaluate=evaluate,
+            on_step=shifted,
+        )
+    return logs
+
+
+def _is_finished(folder: Path, options: TrainingOptions) -> bool:
+    checkpoint = latest_checkpoint(folder)
+    return checkpoint is not None and int(checkpoint.name.partition("-")[2]) == options.max_steps
+
+
+def _book(
+    target: Any, network: DraftNetwork, texts: Sequence[Text], recipe: Recipe, folder: Path, resume: bool
+) -> RoundBook:
+    """The stage's rounds: recorded now, or those that an interrupted run of it recorded. The folder appears whole."""
+    if not (resume and folder.exists()):
+        unfinished = folder.with_name(f"{folder.name}.unfinished")
+        for old in (folder, unfinished):
+            if old.exists():
+                shutil.rmtree(old)
+        writer = ShardWriter(unfinished, texts_per_shard=256, max_shards=len(texts))
+        for recording in roll_out(target, network, texts, steps=recipe.num_steps):
+            writer.add(recording)
+        writer.flush()
+        os.replace(unfinished, folder)
+    return RoundBook(read_shards(folder))

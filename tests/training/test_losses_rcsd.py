@@ -1,0 +1,276 @@
+"""RCSD's losses against enumeration and hand computation."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+import torch
+
+from hf_specdec.errors import InvalidConfigError
+from hf_specdec.training.losses import DPOLoss, DraftedRounds, EALLoss, GRPOLoss, Unrolled
+from hf_specdec.training.losses.grpo import advantages_of
+from hf_specdec.training.losses.windows import Windows, sample_windows
+
+
+STEPS, VOCAB = 3, 5
+
+
+def chain(*, steps=STEPS, rows=1, columns=4, vocab=VOCAB, ids=None, seed=0, scale=1.0):
+    """Logits whose texts are the target's greedy ones."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def logits(size):
+        return [scale * torch.randn(rows, columns, size, generator=generator) for _ in range(steps)]
+
+    target, size = logits(vocab), vocab if ids is None else len(ids)
+    return Unrolled(
+        [each.requires_grad_() for each in logits(size)],
+        target,
+        [torch.ones(rows, columns, dtype=torch.bool)] * steps,
+        [each.argmax(-1) for each in target],
+        None if ids is None else torch.tensor(ids),
+        reference_logits=logits(size),
+        seeds=list(range(rows)),
+    )
+
+
+def gradients(total, unrolled):
+    return torch.autograd.grad(total, list(unrolled.student_logits))
+
+
+def windows_of(unrolled, drafts):
+    """The windows `(group, K)` at the only column of the only text."""
+    tokens = torch.tensor(drafts).T[:, :, None, None]
+    best = torch.stack(list(unrolled.tokens))[:, None]
+    return Windows(tokens, tokens == best, torch.stack(list(unrolled.masks)))
+
+
+def test_windows_have_the_drafters_law():
+    unrolled = chain(steps=1, columns=20_000)
+    student = [unrolled.student_logits[0][:, :1].detach().expand(-1, 20_000, -1)]
+    windows = sample_windows(replace(unrolled, student_logits=student), 2, temperature=0.7)
+    found = torch.bincount(windows.drafts.flatten(), minlength=VOCAB) / windows.drafts.numel()
+    torch.testing.assert_close(found, (student[0][0, 0] / 0.7).softmax(-1), atol=0.015, rtol=0)
+
+
+def test_a_text_draws_the_same_windows_in_any_batch_and_others_with_another_seed():
+    unrolled = chain(rows=3)
+    whole = sample_windows(unrolled, 4, 1.0)
+    last = replace(
+        unrolled,
+        **{
+            name: [each[2:] for each in getattr(unrolled, name)]
+            for name in ("student_logits", "target_logits", "masks", "tokens")
+        },
+        seeds=[2],
+    )
+    assert torch.equal(sample_windows(last, 4, 1.0).drafts, whole.drafts[:, :, 2:])
+    assert not torch.equal(sample_windows(replace(last, seeds=[3]), 4, 1.0).drafts, whole.drafts[:, :, 2:])
+
+
+def test_rewards_stop_at_the_first_rejection_and_windows_reach_one_further():
+    unrolled = chain(columns=1)
+    best = [int(each) for each in unrolled.tokens]
+    wrong = [(token + 1) % VOCAB for token in best]
+    drafts = [best, [best[0], wrong[1], best[2]], [wrong[0], best[1], best[2]], [best[0], best[1], wrong[2]]]
+    windows = windows_of(unrolled, drafts)
+    torch.testing.assert_close(windows.rewards.flatten(), torch.tensor([3, 1, 0, 2]) / 3)
+    reached = [[1, 1, 1], [1, 1, 0], [1, 0, 0], [1, 1, 1]]
+    assert windows.reached[..., 0, 0].T.int().tolist() == reached
+
+
+def test_advantages_have_no_mean_and_one_spread_and_vanish_in_equal_groups():
+    advantages = advantages_of(torch.tensor([[0.0, 0.5], [1.0, 0.5], [0.5, 0.5]]))
+    torch.testing.assert_close(advantages[:, 0], torch.tensor([-1.0, 1.0, 0.0]) * (1.5**0.5), atol=1e-3, rtol=0)
+    assert advantages[:, 1].abs().max() == 0
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_grpo_gradient_is_that_of_the_formula(masked, monkeypatch):
+    unrolled = chain(columns=1)
+    best = [int(each) for each in unrolled.tokens]
+    wrong = [(token + 2) % VOCAB for token in best]
+    drafts = [best, [best[0], wrong[1], best[2]], [wrong[0], best[1], best[2]]]
+    windows = windows_of(unrolled, drafts)
+    monkeypatch.setattr("hf_specdec.training.losses.grpo.sample_windows", lambda *args: windows)
+    loss = GRPOLoss(group_size=3, masked=masked, kl_weight=0.0, anchor_weight=0.0)
+    mine = gradients(loss(unrolled).total, unrolled)
+    rewards = torch.tensor([1.0, 1 / 3, 0.0])
+    advantages = (rewards - rewards.mean()) / (rewards.std(unbiased=False) + 1e-4)
+    log_q = [each.log_softmax(-1)[0, 0] for each in unrolled.student_logits]
+    counted = [(0, 0), (0, 1), (0, 2), (1, 1), (2, 0)] if masked else [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (2, 0)]
+    assert advantages[1] < 0
+    expected = -sum(advantages[g] * log_q[step][drafts[g][step]] for g, step in counted) / 3
+    for one, other in zip(mine, gradients(expected, unrolled), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_the_mean_policy_gradient_points_where_that_of_the_expected_length_does():
+    """Without the group's spread, the gradient over all windows of the law is exactly that of `-E[L] / K`."""
+    unrolled = chain(columns=1, vocab=3)
+    log_q = [each.log_softmax(-1)[0, 0] for each in unrolled.student_logits]
+    total = 0.0
+    for drafts in itertools.product(range(3), repeat=STEPS):
+        windows = windows_of(unrolled, [drafts])
+        law = sum(each[token] for each, token in zip(log_q, drafts, strict=True)).exp().detach()
+        scored = (windows.log_probabilities(unrolled.student_logits, 1.0) * windows.reached).sum()
+        total = total - law * windows.rewards.item() * scored
+    expected = gradients(EALLoss(kl_weight=0.0)(unrolled).total, unrolled)
+    for one, other in zip(gradients(total, unrolled), expected, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-4)
+
+
+def test_the_distance_to_the_reference_is_zero_at_the_reference_and_never_negative():
+    unrolled = chain(rows=2)
+    loss = GRPOLoss(group_size=4, kl_weight=1.0, anchor_weight=0.0)
+    assert loss(unrolled).parts["reference"] > 0
+    same = replace(unrolled, reference_logits=[each.detach() for each in unrolled.student_logits])
+    assert loss(same).parts["reference"] == 0
+
+
+def test_responses_are_rows_of_rounds():
+    # One rollout accepts 1, 0 and 2 drafts at columns 1, 3 and 4; the other accepts nothing, at every column from 1 on.
+    accepted = torch.zeros(STEPS, 2, 1, 6, dtype=torch.bool)
+    accepted[:1, 0, 0, 1] = True
+    accepted[:2, 0, 0, 4] = True
+    accepted[:, 0, 0, 2] = True  # not visited
+    trained = torch.ones(STEPS, 1, 6, dtype=torch.bool)
+    trained[:, 0, 0] = False
+    windows = Windows(torch.zeros(accepted.shape, dtype=torch.long), accepted, trained)
+    rewards, visited = windows.rewards_of_responses()
+    assert visited[:, 0].int().tolist() == [[0, 1, 0, 1, 1, 0], [0, 1, 1, 1, 1, 1]]
+    torch.testing.assert_close(rewards.flatten(), torch.tensor([(1 + 0 + 2) / 3 / 3, 0.0]))
+
+
+def test_groups_of_responses_train_visited_columns_only():
+    unrolled = chain(columns=12)
+    unrolled = replace(unrolled, student_logits=[(2.0 * each).requires_grad_() for each in unrolled.target_logits])
+    loss = GRPOLoss(group_size=4, group="response", kl_weight=0.0, anchor_weight=0.0)
+    visited = sample_windows(unrolled, 4, 1.0).rewards_of_responses()[1].any(0)[0]
+    found = gradients(loss(unrolled).total, unrolled)[0].abs().sum(-1)[0] > 0
+    assert not bool((found & ~visited).any())
+    assert bool(found.any())
+    assert not bool(visited.all())
+
+
+def rounds_for(unrolled, accepted, drafts, choices):
+    """One round at column 0 of the only text."""
+    columns = unrolled.masks[0].shape[1]
+
+    def spread(values, fill):
+        whole = torch.full((STEPS, 1, columns), fill)
+        whole[:, 0, 0] = torch.tensor(values)
+        return list(whole)
+
+    generator = torch.Generator().manual_seed(5)
+    logits = [torch.randn(1, columns, VOCAB, generator=generator) for _ in range(2 * STEPS)]
+    return DraftedRounds(
+        spread(drafts, 0),
+        spread(choices, -1),
+        spread([True] * STEPS, False),
+        spread([step < accepted for step in range(STEPS)], False),
+        [each.requires_grad_() for each in logits[:STEPS]],
+        logits[STEPS:],
+    )
+
+
+def with_round(accepted, *, aligned=(), **options):
+    """A chain whose round at column 0 accepted so many drafts; behind, those at `aligned` are the target's own choice."""
+    unrolled = chain(columns=3, **options)
+    best = [int(each[0, 0]) for each in unrolled.tokens]
+    drafts = [token if step < accepted else (token + 1) % VOCAB for step, token in enumerate(best)]
+    choices = [
+        token if step < accepted or step in aligned else (token + 2) % VOCAB for step, token in enumerate(drafts)
+    ]
+    return replace(unrolled, rounds=rounds_for(unrolled, accepted, drafts, choices)), best, drafts
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("pairs", ["literal", "continuation"])
+def test_dpo_is_the_formula(pairs, masked):
+    unrolled, best, drafts = with_round(1, aligned=(2,))
+    loss = DPOLoss(pairs=pairs, masked=masked, beta=0.5, decay=0.9, anchor_weight=0.0)
+
+    def gain(student, reference, step, token):
+        return (student[step].log_softmax(-1) - reference[step].log_softmax(-1))[0, 0, token]
+
+    def weight(step):
+        return 0.9 ** max(step - 1, 0)
+
+    rounds = unrolled.rounds
+    chosen = [0] if pairs == "literal" else [1, 2]
+    rejected = [1] if masked else [1, 2]
+    won = sum(weight(i) * gain(unrolled.student_logits, unrolled.reference_logits, i, best[i]) for i in chosen)
+    lost = sum(weight(i) * gain(rounds.student_logits, rounds.reference_logits, i, drafts[i]) for i in rejected)
+    anchors = 3
+    expected = torch.nn.functional.softplus(-0.5 * (won - lost)) / anchors
+    value = loss(unrolled)
+    torch.testing.assert_close(value.total, expected)
+    assert value.parts["pairs"] == 1
+    pulled = torch.autograd.grad(value.total, list(rounds.student_logits), allow_unused=True)
+    assert [step for step, each in enumerate(pulled) if each is not None and bool(each.any())] == rejected
+
+
+def test_target_aligned_tokens_are_never_penalised():
+    unrolled, _, _ = with_round(0, aligned=(1, 2))
+    for masked, steps in ((True, [0]), (False, [0, 1, 2])):
+        total = DPOLoss(masked=masked, anchor_weight=0.0)(unrolled).total
+        pulled = torch.autograd.grad(total, list(unrolled.rounds.student_logits), allow_unused=True)
+        assert [step for step, each in enumerate(pulled) if each is not None and bool(each.any())] == steps
+
+
+def test_at_the_reference_each_pair_costs_ln_2_and_rounds_without_rejection_cost_nothing():
+    unrolled, _, _ = with_round(1)
+    rounds = replace(unrolled.rounds, reference_logits=[each.detach() for each in unrolled.rounds.student_logits])
+    same = replace(unrolled, reference_logits=[each.detach() for each in unrolled.student_logits], rounds=rounds)
+    for pairs in ("literal", "continuation"):
+        total = DPOLoss(pairs=pairs, anchor_weight=0.0)(same).total
+        torch.testing.assert_close(total, torch.tensor(2.0).log() / 3)
+    whole, _, _ = with_round(3)
+    assert DPOLoss(anchor_weight=0.0)(whole).total == 0
+    nothing, _, _ = with_round(0)  # nothing accepted: the literal reading has no chosen side
+    assert DPOLoss(pairs="literal", anchor_weight=0.0)(nothing).total == 0
+
+
+def test_tokens_outside_the_draft_vocabulary_have_no_part():
+    unrolled, best, _ = with_round(0)
+    ids = [token for token in range(VOCAB) if token != best[1]]
+    keep = lambda logits: [each[..., ids].detach().requires_grad_() for each in logits]  # noqa: E731 (three of a kind)
+    rounds = replace(
+        unrolled.rounds,
+        student_logits=keep(unrolled.rounds.student_logits),
+        reference_logits=keep(unrolled.rounds.reference_logits),
+    )
+    reduced = replace(
+        unrolled,
+        student_logits=keep(unrolled.student_logits),
+        reference_logits=keep(unrolled.reference_logits),
+        target_ids=torch.tensor(ids),
+        rounds=rounds,
+    )
+    total = DPOLoss(anchor_weight=0.0)(reduced).total
+    pulled = torch.autograd.grad(total, list(reduced.student_logits), allow_unused=True)
+    assert [each is not None and bool(each.any()) for each in pulled] == [True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("loss", "options", "words"),
+    [
+        (GRPOLoss, {"group": "batch"}, "window"),
+        (GRPOLoss, {"group_size": 1}, "group_size"),
+        (DPOLoss, {"pairs": "all"}, "literal"),
+        (DPOLoss, {"beta": 0.0}, "beta"),
+    ],
+)
+def test_options_out_of_range_are_refused(loss, options, words):
+    with pytest.raises(InvalidConfigError, match=words):
+        loss(**options)
+
+
+def test_what_a_loss_needs_is_asked_for():
+    with pytest.raises(InvalidConfigError, match="reference"):
+        GRPOLoss()(replace(chain(), reference_logits=()))
+    with pytest.raises(InvalidConfigError, match="seed"):
+        GRPOLoss()(replace(chain(), seeds=()))
+    with pytest.raises(InvalidConfigError, match="rounds"):
+        DPOLoss()(chain())

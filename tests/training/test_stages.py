@@ -1,0 +1,65 @@
+"""Runs of several stages."""
+
+import pytest
+import torch
+
+from hf_specdec.errors import InvalidConfigError
+from hf_specdec.training.losses import DPOLoss, GRPOLoss
+from hf_specdec.training.options import TrainingOptions
+from hf_specdec.training.rcsd import RCSDTraining
+from hf_specdec.training.recipes import RECIPES, STAGES, stages_of
+from hf_specdec.training.stages import train_in_stages
+from tests.networks import drafter_for, small_target
+from tests.training.test_trainer import sample
+
+
+OPTIONS = TrainingOptions(max_steps=5, batch_size=2, learning_rate=1e-3, save_every=2)
+
+
+def some_texts(target):
+    return [sample(target, [1 + seed, 7, 9 + seed], 8) for seed in range(3)]
+
+
+@pytest.mark.parametrize("stop_at", [1, 2, 4])
+def test_an_interrupted_run_of_two_stages_ends_like_a_whole_one(tmp_path, stop_at):
+    target, stages = small_target(), stages_of("rcsd-dpo")
+    whole, resumed = (drafter_for(target, "eagle") for _ in range(2))
+    texts = some_texts(target)
+    logs = train_in_stages(target, whole, texts, stages, OPTIONS, out=tmp_path / "whole")
+    assert [log.step for log in logs] == [1, 2, 3, 4, 5]
+
+    def stop(log):
+        if log.step == stop_at:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train_in_stages(
+            target, drafter_for(target, "eagle"), texts, stages, OPTIONS, out=tmp_path / "cut", on_step=stop
+        )
+    rest = train_in_stages(target, resumed, texts, stages, OPTIONS, out=tmp_path / "cut", resume=True)
+    assert [log.step for log in rest] == list(range({1: 1, 2: 3, 4: 5}[stop_at], 6))
+    for one, other in zip(whole.parameters(), resumed.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_stage_is_made_as_it_was_asked_for():
+    options = RCSDTraining(masked=False, pairs="literal", refreshes=3, group="response", group_size=4, kl_weight=0.5)
+    first, *others = stages_of("rcsd-dpo", options)
+    assert (len(others), first.loss) == (2, DPOLoss(pairs="literal", masked=False))
+    eal, grpo = stages_of("eal+grpo", options)
+    assert eal == RECIPES["eal"]
+    assert grpo.loss == GRPOLoss(group_size=4, group="response", masked=False, kl_weight=0.5)
+    assert all(stages_of(name) for name in (*RECIPES, *STAGES))
+    with pytest.raises(InvalidConfigError, match="rcsd-grpo"):
+        stages_of("ppo")
+    with pytest.raises(InvalidConfigError, match="refreshes"):
+        RCSDTraining(refreshes=0)
+
+
+def test_fewer_steps_than_stages_are_refused(tmp_path):
+    target = small_target()
+    options = TrainingOptions(max_steps=1)
+    with pytest.raises(InvalidConfigError, match="one for each stage"):
+        train_in_stages(
+            target, drafter_for(target, "eagle"), some_texts(target), stages_of("rcsd-dpo"), options, out=tmp_path
+        )
