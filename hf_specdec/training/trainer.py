@@ -25,7 +25,7 @@ from hf_specdec.training.texts import Text, TextBatch, observe
 from hf_specdec.training.unroll import drafted_logits, unroll
 
 
-__all__ = ["StepLog", "train"]
+__all__ = ["Observe", "StepLog", "train"]
 
 Observe = Callable[[Any, DraftNetwork, Sequence[Text]], TextBatch]
 
@@ -114,7 +114,7 @@ def train(
         out (`Path`, *optional*): Folder for checkpoints.
         resume (`bool`): Whether to go on from the newest checkpoint in `out`, if there is one.
         accelerator (`Accelerator`, *optional*): One of your own, with trackers that are already initialised.
-        observer (`Callable`): What gives the target's features of some texts: [`observe`], or [`KeptFeatures`].
+        observer (`Callable`): What gives the target's features of some texts: [`observe`], or a [`KeptFeatures`].
         rounds (`Callable`, *optional*): Gives the recorded rounds of some texts, for so many drafts; see [`RoundBook`].
         evaluate (`Callable[[], dict[str, float]]`, *optional*): Run every `eval_every` steps and at the end.
         on_step (`Callable[[StepLog], None]`, *optional*): Sees each step.
