@@ -64,8 +64,8 @@ class _Unrolling(nn.Module):
         num_steps, detach = self.recipe.num_steps, self.recipe.detach
         unrolled = replace(unroll(self.network, batch, num_steps, detach=detach), seeds=seeds)
         if rounds is not None:
-            logits = drafted_logits(self.network, batch, rounds.tokens, detach=detach)
-            unrolled = replace(unrolled, rounds=replace(rounds, student_logits=logits))
+            drafted = drafted_logits(self.network, batch, rounds.tokens, detach=detach)
+            unrolled = replace(unrolled, rounds=replace(rounds, student_logits=drafted))
         if self.reference is not None:
             unrolled = _with_reference(unrolled, self.reference, batch, num_steps)
         counts = []

@@ -127,6 +127,7 @@ class _Workshop:
     ) -> DraftNetwork:
         """The drafter of a folder, trained if it is not there."""
         target = self.pair.target
+        folder.mkdir(exist_ok=True)
         if (folder / "config.json").exists():
             return AutoDrafter.from_pretrained(folder, target=target)
         if start is None:
