@@ -23,7 +23,14 @@ from hf_specdec.errors import (
 )
 from hf_specdec.generation import generate
 from hf_specdec.hook import SpeculativeGenerationMixin, install, uninstall
-from hf_specdec.lengths import AdditiveLength, ConfidenceLength, ConstantLength, CostTable, GoodputLength
+from hf_specdec.lengths import (
+    AdditiveLength,
+    ConfidenceLength,
+    ConstantLength,
+    CostTable,
+    GoodputLength,
+    GoodputTree,
+)
 from hf_specdec.linear import pack_linears
 from hf_specdec.loading import load_model
 from hf_specdec.losslessness import LosslessReport, verify_lossless
@@ -31,6 +38,8 @@ from hf_specdec.networks import AutoDrafter, DraftNetwork, Eagle3Config, Eagle3D
 from hf_specdec.networks.exit_heads import ExitHeads, ExitHeadsConfig
 from hf_specdec.outputs import SpeculativeDecoderOnlyOutput
 from hf_specdec.stats import SpeculativeStats
+from hf_specdec.trace import DecodingTrace
+from hf_specdec.trees import TreeShape
 
 
 __version__ = "0.1.0"
@@ -46,6 +55,7 @@ __all__ = [
     "ConstantLength",
     "CorrectionMemory",
     "CostTable",
+    "DecodingTrace",
     "DraftNetwork",
     "DraftSettings",
     "DraftVocabulary",
@@ -62,6 +72,7 @@ __all__ = [
     "ExitHeads",
     "ExitHeadsConfig",
     "GoodputLength",
+    "GoodputTree",
     "IncompatibleDraftError",
     "InvalidConfigError",
     "LosslessReport",
@@ -74,6 +85,7 @@ __all__ = [
     "SpeculativeError",
     "SpeculativeGenerationMixin",
     "SpeculativeStats",
+    "TreeShape",
     "UnsupportedModelError",
     "generate",
     "install",

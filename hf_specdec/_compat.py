@@ -22,6 +22,7 @@ __all__ = [
     "POSITION_FREE_PROCESSORS",
     "ROW_INDEPENDENT_CRITERIA",
     "ROW_INDEPENDENT_PROCESSORS",
+    "TREE_CLASSES",
     "cache_argument",
     "empty_cache",
     "empty_layer",
@@ -87,6 +88,24 @@ ROW_INDEPENDENT_PROCESSORS = POSITION_FREE_PROCESSORS | _existing(
 # Criteria that judge each row by its own prefix (or by the clock) and keep no state between calls.
 ROW_INDEPENDENT_CRITERIA = _existing(
     stopping_criteria, ("EosTokenCriteria", "MaxLengthCriteria", "MaxTimeCriteria", "StopStringCriteria")
+)
+
+# Classes that take an attention mask of four dimensions, or one for each kind of layer, and positions that repeat: on each
+# of them trees were seen to give the texts of plain decoding.
+TREE_CLASSES = frozenset(
+    """
+    ApertusForCausalLM ArceeForCausalLM BioGptForCausalLM BitNetForCausalLM CodeGenForCausalLM Cohere2ForCausalLM
+    CohereForCausalLM CwmForCausalLM DeepseekV2ForCausalLM DeepseekV3ForCausalLM DiffLlamaForCausalLM DogeForCausalLM
+    Dots1ForCausalLM Ernie4_5ForCausalLM Ernie4_5_MoeForCausalLM Exaone4ForCausalLM FlexOlmoForCausalLM GPT2LMHeadModel
+    GPTBigCodeForCausalLM GPTJForCausalLM GPTNeoXForCausalLM Gemma2ForCausalLM Gemma3ForCausalLM GemmaForCausalLM
+    Glm4ForCausalLM Glm4MoeForCausalLM GlmForCausalLM GptOssForCausalLM GraniteForCausalLM GraniteMoeForCausalLM
+    HeliumForCausalLM HunYuanDenseV1ForCausalLM Jais2ForCausalLM JetMoeForCausalLM LlamaForCausalLM MiniCPM3ForCausalLM
+    MiniMaxM2ForCausalLM Ministral3ForCausalLM MinistralForCausalLM MistralForCausalLM MixtralForCausalLM
+    NanoChatForCausalLM NemotronForCausalLM OPTForCausalLM Olmo2ForCausalLM Olmo3ForCausalLM OlmoForCausalLM
+    OlmoeForCausalLM PersimmonForCausalLM Phi3ForCausalLM PhiForCausalLM PhimoeForCausalLM Qwen2ForCausalLM
+    Qwen2MoeForCausalLM Qwen3ForCausalLM Qwen3MoeForCausalLM SeedOssForCausalLM SmolLM3ForCausalLM StableLmForCausalLM
+    Starcoder2ForCausalLM VaultGemmaForCausalLM XGLMForCausalLM YoutuForCausalLM
+    """.split()
 )
 
 # Classes that bring a `generate` of their own which is not the ordinary loop over one causal LM: refused by name.

@@ -3,31 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from hf_specdec._compat import undecorated_model
 from hf_specdec.acceptance import EASD
-from hf_specdec.compatibility import check_tokenizers, fit_vocabulary
+from hf_specdec.compatibility import check_tokenizers
 from hf_specdec.configs import EASDConfig
 from hf_specdec.errors import InvalidConfigError
 from hf_specdec.laws import entropy, top_overlap, total_variation
-from hf_specdec.prefix_lm import PrefixLM
+from hf_specdec.teacher_forcing import Text, logits_along
 
 
 __all__ = ["QUANTILES", "EASDCalibration", "FireRate", "calibrate_easd"]
 
-Text = str | Sequence[int] | Tensor | tuple[str, str]
-
 QUANTILES = (0.5, 0.75, 0.9, 0.95, 0.98, 0.99)
 _GRID = (0.5, 1.0, 1.5, 2.0, 2.5, 3.0)  # ours; in units of the entropy's base
-
-_POSITIONS_PER_PASS = 128  # of a model
-_POSITIONS_PER_STEP = 32  # of the statistics, which need several fp32 tensors of this many laws
 
 
 @dataclass(frozen=True)
@@ -141,22 +135,12 @@ def calibrate_easd(
     config = EASDConfig() if config is None else config
     if not 0.0 <= percentile <= 100.0:
         raise InvalidConfigError(f"percentile must lie in [0, 100], got {percentile}")
-    if max_tokens < 2:
-        raise InvalidConfigError(f"max_tokens must be at least 2, got {max_tokens}")
     if not isinstance(config, EASDConfig):
         raise InvalidConfigError(f"expected an EASDConfig, got {type(config).__name__}")
     rule = cast(EASD, replace(config, guard=None).rule)
     check_tokenizers(target, draft, tokenizer, None)
-    found: list[_Positions] = []
-    for index, text in enumerate(texts):
-        tokens, first = _token_ids(text, tokenizer)
-        tokens = tokens[:max_tokens]
-        if len(tokens) - 1 > first:
-            found += _measure(target, draft, rule, tokens, first)
-        if progress is not None:
-            progress(index + 1, len(texts))
-    if not found:
-        raise InvalidConfigError("the texts hold no position to measure: each needs at least two tokens")
+    along = logits_along(target, draft, texts, tokenizer=tokenizer, max_tokens=max_tokens, progress=progress)
+    found = [_statistics(rule, *logits) for logits in along]
     return _calibration(_Positions.joined(found), len(texts), percentile, config)
 
 
@@ -179,26 +163,6 @@ class _Positions:
         fires = self.may_fire & (self.target_entropy > target_threshold) & (self.draft_entropy > draft_threshold)
         aligned = fires & self.aligned
         return FireRate(target_threshold, draft_threshold, float(fires.double().mean()), float(aligned.double().mean()))
-
-
-def _measure(target: Any, draft: Any, rule: EASD, tokens: Tensor, first: int) -> Iterator[_Positions]:
-    """Statistics of the positions `first .. len(tokens) - 2`, a few at a time: laws over a whole text would not fit."""
-    models = [(model, PrefixLM(model)) for model in (target, draft)]
-    for start in range(first, len(tokens) - 1, _POSITIONS_PER_PASS):
-        stop = min(start + _POSITIONS_PER_PASS, len(tokens) - 1)
-        target_logits, draft_logits = (_logits(model, lm, tokens[:stop], stop - start) for model, lm in models)
-        for step in range(0, stop - start, _POSITIONS_PER_STEP):
-            rows = slice(step, step + _POSITIONS_PER_STEP)
-            ours = target_logits[rows].float()
-            theirs = fit_vocabulary(draft_logits[rows], ours.shape[-1]).to(ours.device, torch.float32)
-            yield _statistics(rule, ours, theirs)
-
-
-def _logits(model: Any, lm: PrefixLM, prefix: Tensor, num_positions: int) -> Tensor:
-    """`(num_positions, vocab)`, the logits at the last positions of a prefix; what was read before lies in the cache."""
-    rows = undecorated_model(model).get_input_embeddings().weight.shape[0]
-    lengths, last = torch.tensor([len(prefix)]), torch.tensor([num_positions])
-    return lm.score(prefix[None].clamp(max=rows - 1), lengths, last)[0]
 
 
 def _statistics(rule: EASD, target_logits: Tensor, draft_logits: Tensor) -> _Positions:
@@ -238,26 +202,3 @@ def _calibration(found: _Positions, num_texts: int, percentile: float, config: E
         grid=tuple(found.fire_rate(each, each) for each in _GRID),
         config=replace(config, target_entropy_threshold=thresholds[0], draft_entropy_threshold=thresholds[1]),
     )
-
-
-def _token_ids(text: Text, tokenizer: Any) -> tuple[Tensor, int]:
-    """The tokens, and the first position to count: the one that predicts the first token after the prompt."""
-    if isinstance(text, str):
-        return torch.tensor(_tokenizer(tokenizer)(text)["input_ids"], dtype=torch.long), 0
-    if isinstance(text, tuple) and len(text) == 2 and isinstance(text[0], str) and isinstance(text[1], str):
-        prompt = _tokenizer(tokenizer)(text[0])["input_ids"]
-        answer = tokenizer(text[1], add_special_tokens=False)["input_ids"]
-        return torch.tensor([*prompt, *answer], dtype=torch.long), max(0, len(prompt) - 1)
-    tokens = torch.as_tensor(text).cpu()
-    if tokens.ndim != 1 or tokens.is_floating_point():
-        raise InvalidConfigError(
-            "a text must be a string, a pair (prompt, text) of strings, or one row of token ids, got shape "
-            f"{tuple(tokens.shape)}, {tokens.dtype}"
-        )
-    return tokens.long(), 0
-
-
-def _tokenizer(tokenizer: Any) -> Any:
-    if tokenizer is None:
-        raise InvalidConfigError("texts that are strings need the target's tokenizer: pass tokenizer=...")
-    return tokenizer

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,7 +13,14 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from hf_specdec.compatibility import check_model, check_tokenizers
 from hf_specdec.configs import BaseConfig
-from hf_specdec.drafters import DrafterBase, DraftSettings, HeadDrafter, HybridDrafter, PromptLookupDrafter
+from hf_specdec.drafters import (
+    DrafterBase,
+    DraftSettings,
+    HeadDrafter,
+    HybridDrafter,
+    PromptLookupDrafter,
+    TreeDrafter,
+)
 from hf_specdec.errors import InvalidConfigError
 from hf_specdec.features import TargetFeatures
 from hf_specdec.layer_gate import LayerGate
@@ -22,13 +29,15 @@ from hf_specdec.loading import load_assistant
 from hf_specdec.loop import Run
 from hf_specdec.networks import DraftNetwork
 from hf_specdec.prefix_lm import PrefixLM
+from hf_specdec.records import DropsRows
 from hf_specdec.reduced_head import assistant_drafter
 from hf_specdec.self_drafting import self_draft_of
 from hf_specdec.stats import SpeculativeStats
+from hf_specdec.tree_lm import TreeLM, check_tree_target
 from hf_specdec.warping import only_row_independent
 
 
-__all__ = ["Drafting", "drafting_of"]
+__all__ = ["Drafting", "check_tree", "drafting_of"]
 
 
 @dataclass(frozen=True)
@@ -39,15 +48,23 @@ class Drafting:
         make (`Callable`): Makes the drafter of a [`Run`].
         gate ([`LayerGate`], *optional*): Stands before the target's layers while it drafts for itself.
         features ([`TargetFeatures`], *optional*): The hidden states of the target that the drafter reads.
+        trees (`bool`): Whether the target is shown trees.
+        prompt_states (`tuple[TargetFeatures, ...]`): Hidden states that are kept of the prompt alone.
     """
 
     make: Callable[[Run], DrafterBase]
     gate: LayerGate | None = None
     features: TargetFeatures | None = None
+    trees: bool = False
+    prompt_states: tuple[TargetFeatures, ...] = ()
 
-    def of_prompt(self, prompt_columns: int) -> AbstractContextManager[None]:
+    @contextmanager
+    def of_prompt(self, prompt_columns: int) -> Iterator[None]:
         """Around the prompt's forward pass."""
-        return nullcontext() if self.features is None else self.features.of_prompt(prompt_columns)
+        with ExitStack() as stack:
+            for each in self.prompt_states if self.features is None else (self.features, *self.prompt_states):
+                stack.enter_context(each.of_prompt(prompt_columns))
+            yield
 
     def target(self, model: PreTrainedModel, forward: Callable[..., Any], **options: Any) -> PrefixLM:
         """The target: its layers run at different times if it has a gate, and its features are stored if they are read."""
@@ -55,7 +72,12 @@ class Drafting:
             return LayeredLM(model, gate=self.gate, forward=forward, **options)
         if self.features is None:
             return PrefixLM(model, forward=forward, **options)
-        target = PrefixLM(model, forward=self.features.around(forward), **options)
+        watched = self.features.around(forward)
+        target: PrefixLM
+        if self.trees:
+            target = TreeLM(model, forward=watched, moved=self.features.store.move, **options)
+        else:
+            target = PrefixLM(model, forward=watched, **options)
         self.features.follow(target)
         return target
 
@@ -64,6 +86,8 @@ class Drafting:
         if self.gate is not None:
             self.gate.install(cache)
         run.drafter = self.make(run)
+        can_drop = self.gate is None and isinstance(run.drafter, DropsRows) and run.drafter.can_drop_rows
+        run.drops_rows = run.drops_rows and can_drop
 
     def stop(self) -> None:
         """Leaves the model as it was."""
@@ -91,12 +115,24 @@ def drafting_of(
     self_draft = self_draft_of(config, assistant, model)
     if self_draft is not None:
         gate = self_draft.gate(model, generation_config, synced_gpus)
-        return Drafting(lambda run: self_draft.drafter(settings(run), run.target), gate=gate)
+        states = self_draft.prompt_states(model, gate)
+        return Drafting(
+            lambda run: self_draft.drafter(settings(run), run.target, states),
+            gate=gate,
+            prompt_states=tuple(states.values()),
+        )
     if isinstance(assistant, str) or hasattr(assistant, "__fspath__"):
         assistant = load_assistant(assistant, model)
     is_model = isinstance(assistant, nn.Module)
     _check(model, assistant, tokenizer, assistant_tokenizer, stats)
+    if is_model:
+        config.check_models(model, assistant)
     network = assistant if isinstance(assistant, DraftNetwork) else None
+    if network is None and config.tree_shape is not None:
+        raise InvalidConfigError(
+            "tree=... needs a drafter network as assistant_model, which AutoDrafter.from_pretrained loads; got "
+            f"{type(assistant).__name__}"
+        )
     if network is not None and config.draft_vocabulary is not None:
         raise InvalidConfigError(
             f"draft_vocabulary reduces the head of a causal LM, and {type(network).__name__} has a draft vocabulary of its "
@@ -113,13 +149,28 @@ def drafting_of(
         ngram = PromptLookupDrafter(settings(run), config.ngram_size)
         if choice == "ngram":
             return ngram
+        if network is not None and features is not None and config.tree_shape is not None:
+            return TreeDrafter(settings(run), network, features, config.tree_shape)
         if network is not None and features is not None:
             drafter: DrafterBase = HeadDrafter(settings(run), network, features)
         else:
             drafter = make_assistant(settings(run), run.sequences.tokens)
         return drafter if choice == "model" else HybridDrafter(settings(run), ngram, drafter)
 
-    return Drafting(make, features=features)
+    return Drafting(make, features=features, trees=config.tree_shape is not None)
+
+
+def check_tree(config: BaseConfig, model: PreTrainedModel, cache: Any, generation_config: GenerationConfig) -> None:
+    """Raises before the first token if trees are asked for where they cannot be verified or shown."""
+    if config.tree_shape is None:
+        return
+    check_tree_target(model, cache)
+    shown = [each for each in ("output_hidden_states", "output_attentions") if getattr(generation_config, each)]
+    if generation_config.return_dict_in_generate and shown:
+        raise InvalidConfigError(
+            f"{' and '.join(shown)} would show the columns of a tree, which are not those of the text: drop it, or draft a "
+            "chain with tree=None"
+        )
 
 
 def _check(

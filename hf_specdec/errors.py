@@ -5,11 +5,19 @@ SpeculativeError
 ├── InvalidConfigError       (ValueError)   an option is out of range, unknown, or contradicts another one
 ├── UnsupportedModelError    (ValueError)   this model, cache or decoding mode cannot be decoded speculatively
 ├── IncompatibleDraftError   (ValueError)   the drafter does not fit its target (vocabulary, tokenizer)
-└── DrafterError             (RuntimeError) a drafter failed in mid-run (exception, NaN, malformed draft)
+├── DrafterError             (RuntimeError) a drafter failed in mid-run (exception, NaN, malformed draft)
+└── PublishError             (OSError)      the Hub did not answer, or refused an upload
 ```
 """
 
-__all__ = ["DrafterError", "IncompatibleDraftError", "InvalidConfigError", "SpeculativeError", "UnsupportedModelError"]
+__all__ = [
+    "DrafterError",
+    "IncompatibleDraftError",
+    "InvalidConfigError",
+    "PublishError",
+    "SpeculativeError",
+    "UnsupportedModelError",
+]
 
 
 class SpeculativeError(Exception):
@@ -30,3 +38,7 @@ class IncompatibleDraftError(SpeculativeError, ValueError):
 
 class DrafterError(SpeculativeError, RuntimeError):
     """A drafter failed while drafting."""
+
+
+class PublishError(SpeculativeError, OSError):
+    """The Hub did not answer, or refused an upload."""

@@ -146,6 +146,20 @@ class FeatureStore:
         places = (columns - self.first_column).clamp(min=0).to(self._states.device)
         return self._states.gather(1, places[..., None].expand(-1, -1, self._states.shape[-1]))
 
+    def move(self, source: Tensor, target: Tensor) -> None:
+        """Copies the features of `source` columns to `target` columns, both `(batch, width)` with -1 for none."""
+        assert self._states is not None
+        row, step = (target >= 0).nonzero(as_tuple=True)
+        device = self._states.device
+        places = [(each[row, step] - self.first_column).to(device) for each in (source, target)]
+        row = row.to(device)
+        self._states[row, places[1]] = self._states[row, places[0]]
+
+    def keep_rows(self, kept: Tensor) -> None:
+        """Forgets all rows but those at the places `kept` (`(kept,)`)."""
+        if self._states is not None:
+            self._states, self._known = self._states[kept.to(self._states.device)], self._known[kept]
+
     def drop_before(self, column: int) -> None:
         """Forgets the features of all columns before `column`."""
         if self._states is not None and column > self.first_column:

@@ -16,6 +16,8 @@ from hf_specdec.configs import STOCK_OPTIONS, BaseConfig, load_config, with_stoc
 from hf_specdec.errors import InvalidConfigError, UnsupportedModelError
 from hf_specdec.generation import SpeculativeDecoder, require_drafter
 from hf_specdec.generation import generate as generate_callable
+from hf_specdec.networks import DraftNetwork
+from hf_specdec.networks.exit_heads import ExitHeads
 from hf_specdec.outputs import TokenStream
 
 
@@ -68,8 +70,18 @@ def _dispatch(original: Callable[..., Any], model: Any, args: tuple[Any, ...], k
     if config is None and kwargs.get("custom_generate") is generate_callable:
         config = "exact"  # here it can be given what transformers withholds from a callable
     if config is None:
+        _refuse_network(kwargs.get("assistant_model"))
         return original(model, *args, **kwargs)
     return _speculative_generate(original, model, config, args, kwargs)
+
+
+def _refuse_network(assistant: Any) -> None:
+    """Transformers' own assisted decoding would fail on a network with an `AttributeError` that tells nobody what to do."""
+    if isinstance(assistant, DraftNetwork | ExitHeads):
+        raise UnsupportedModelError(
+            f"{type(assistant).__name__} reads its target's hidden states, which transformers' own assisted decoding does not "
+            "show: pass speculative_config=... with it"
+        )
 
 
 def _attached_config(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -144,7 +156,13 @@ def _with_stock_length(config: BaseConfig, model: Any, arguments: dict[str, Any]
 
 def _refuse_other_paths(model: Any, arguments: dict[str, Any]) -> None:
     """Options that would lead `generate` past the decoding method, or ask it for what it cannot do with one."""
-    if arguments.get("custom_generate") not in (None, generate_callable):
+    other = arguments.get("custom_generate")
+    if isinstance(other, str):
+        raise InvalidConfigError(
+            "speculative_config and custom_generate both replace the decoding loop: for the drafter there "
+            f'pass assistant_model="{other}" with speculative_config, or draft_config=... with custom_generate'
+        )
+    if other not in (None, generate_callable):
         raise InvalidConfigError(
             "speculative_config and custom_generate both replace the decoding loop: pass one of them"
         )

@@ -16,6 +16,8 @@ __all__ = [
     "divergence",
     "entropy",
     "in_nucleus",
+    "nucleus",
+    "nucleus_floor",
     "one_hot",
     "residual",
     "top_overlap",
@@ -115,3 +117,18 @@ def in_nucleus(law: Tensor, tokens: Tensor, mass: float) -> Tensor:
     """
     above = law.where(law > law.gather(-1, tokens[..., None]), 0.0).sum(-1)
     return (above < mass) | torch.full_like(tokens, mass >= 1.0, dtype=torch.bool)
+
+
+def nucleus(law: Tensor, mass: float) -> Tensor:
+    """The tokens of [`in_nucleus`] as a mask of the law's shape; sorts."""
+    if mass <= 0.0:
+        return torch.zeros_like(law, dtype=torch.bool)
+    if mass >= 1.0:
+        return torch.ones_like(law, dtype=torch.bool)
+    return law >= nucleus_floor(law.sort(-1, descending=True).values, mass)
+
+
+def nucleus_floor(ordered: Tensor, mass: float) -> Tensor:
+    """`(..., 1)`, the least probability in the nucleus of laws that are sorted, the largest first; `mass` above 0."""
+    inside = ordered.cumsum(-1) - ordered < mass
+    return ordered.where(inside, 1.0).amin(-1, keepdim=True)

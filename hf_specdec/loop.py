@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessorList
 
+from hf_specdec.errors import DrafterError
+from hf_specdec.live_rows import everyone, worth_leaving
 from hf_specdec.prefix_lm import PrefixLM
 from hf_specdec.records import (
     AcceptanceRule,
@@ -19,13 +21,18 @@ from hf_specdec.records import (
     Context,
     Draft,
     Drafter,
+    DropsRows,
+    Explainer,
     Judged,
     LengthController,
     Observer,
     Place,
     Round,
+    Verdict,
 )
 from hf_specdec.sequences import Sequences
+from hf_specdec.tree_lm import TreeLM
+from hf_specdec.tree_walk import TreeWalk
 from hf_specdec.verify import RandomStreams, evidence_of, verify
 from hf_specdec.warping import warp
 
@@ -78,6 +85,8 @@ class Run:
         record ([`Record`]): Per-token outputs.
         observe_outputs (`Callable`, *optional*): Called with the target's outputs, the number of steps committed from
             them and the number of columns cached before them, for hidden states and attentions.
+        drops_rows (`bool`): Rows that have finished leave the batch. Only where rows advance on their own, nobody wants the
+            cache, and the drafter can do it.
         goes_on (`Callable`, *optional*): Told whether this process has unfinished rows, says whether any process has; then
             all run forward passes until every one has finished.
     """
@@ -97,7 +106,19 @@ class Run:
     on_drafter_error: Literal["continue", "raise"] = "continue"
     record: Record = field(default_factory=Record)
     observe_outputs: Any = None
+    drops_rows: bool = False
     goes_on: Callable[[bool], bool] | None = None
+
+    def keep_rows(self, kept: Tensor) -> None:
+        """Goes on with the rows at the places `kept` (`(kept,)`) only."""
+        self.sequences.keep_rows(kept)
+        self.target.keep_rows(kept)
+        if isinstance(self.drafter, DropsRows):
+            self.drafter.keep_rows(kept)
+        if self.streams is not None:
+            self.streams.keep_rows(kept)
+        if self.prompt_mask is not None:
+            self.prompt_mask = self.prompt_mask[kept]
 
 
 @dataclass(frozen=True)
@@ -106,6 +127,8 @@ class _Committed:
     num_verified: Tensor
     num_accepted: Tensor
     events: Mapping[str, Any]
+    marks: Mapping[str, Tensor] = field(default_factory=dict)
+    path: Tensor | None = None
 
 
 def speculate(run: Run, prompt_outputs: Any) -> Iterator[Round]:
@@ -118,7 +141,8 @@ def speculate(run: Run, prompt_outputs: Any) -> Iterator[Round]:
     Yields:
         One [`Round`] for the prompt's own token (`is_prefill`), then one per target forward pass.
     """
-    texts, schedule = run.sequences, run.controller.start(run.sequences.batch_size)
+    texts, batch_size = run.sequences, run.sequences.batch_size
+    schedule = run.controller.start(batch_size)
     started = time.perf_counter()
     nothing = Draft.empty(texts.batch_size)
     committed = _commit(run, nothing, prompt_outputs.logits[:, -1:])
@@ -130,20 +154,38 @@ def speculate(run: Run, prompt_outputs: Any) -> Iterator[Round]:
             run.target.idle()
             continue
         started = time.perf_counter()
-        draft, problem = _propose(run, _cap(run, schedule.next_budget()))
+        draft, problem = _propose(run, _cap(run, schedule.next_budget().of_rows(texts.rows)))
         drafted = time.perf_counter()
         if run.lockstep:
             padded = texts.with_padded_rows(draft)
         else:
-            texts.pad_finished(draft.width)
+            texts.pad_finished(int(draft.longest.max()))
             padded = draft
         length = int(texts.lengths[0])
-        outputs = run.target.run(texts.with_draft(padded), texts.lengths + padded.lengths, padded.lengths + 1)
-        committed = _commit(run, padded, outputs.logits)
+        outputs, committed = _judge(run, padded)
         _show(run, outputs, committed, length - 1)
         round_ = _round(run, draft, committed, drafted - started, time.perf_counter() - drafted, problem=problem)
+        round_ = everyone(round_, texts.rows, batch_size)
+        if run.drops_rows and worth_leaving(texts.unfinished):
+            run.keep_rows(texts.unfinished.nonzero()[:, 0])
         schedule.observe(round_)
         yield round_
+
+
+def _judge(run: Run, draft: Draft) -> tuple[Any, _Committed]:
+    """The target's pass over a draft, and what is committed of it."""
+    texts = run.sequences
+    if draft.parents is None:
+        outputs = run.target.run(texts.with_draft(draft), texts.lengths + draft.lengths, draft.lengths + 1)
+        return outputs, _commit(run, draft, outputs.logits)
+    assert isinstance(run.target, TreeLM)
+    outputs = run.target.run_tree(texts.tokens, texts.lengths, draft)
+    logits = outputs.logits.to(texts.device, torch.float32)
+    record = run.record
+    walk = TreeWalk(texts, run.processors, run.do_sample, run.streams, record.add, lambda: record.given_scores)
+    walked = walk.in_step(draft, logits) if run.lockstep else walk.by_row(draft, logits)
+    run.target.keep_path(walked.path)
+    return outputs, _Committed(walked.emitted, walked.num_verified, (walked.path >= 0).sum(-1), {}, path=walked.path)
 
 
 def _goes_on(run: Run) -> bool:
@@ -164,7 +206,8 @@ def _propose(run: Run, budget: Budget) -> tuple[Draft, str | None]:
         return Draft.empty(texts.batch_size), None
     context = Context(texts.tokens, texts.lengths, run.prompt_mask, texts.active)
     try:
-        return run.drafter.propose(context, budget).check(context, budget, run.vocab_size), None
+        draft = run.drafter.propose(context, budget).check(context, budget, run.vocab_size)
+        return _check_tree(run, draft), None
     except Exception as error:
         if run.on_drafter_error == "raise":
             raise
@@ -172,6 +215,16 @@ def _propose(run: Run, budget: Budget) -> tuple[Draft, str | None]:
         logger.warning("%s. Decoding goes on without drafts.", problem)
         run.drafter = None
         return Draft.empty(texts.batch_size), problem
+
+
+def _check_tree(run: Run, draft: Draft) -> Draft:
+    if draft.parents is not None and not (run.rule.lossless and isinstance(run.target, TreeLM)):
+        judge = "this run" if run.rule.lossless else type(run.rule).__name__
+        raise DrafterError(
+            f"{type(run.drafter).__name__} drafted a tree, and {judge} judges chains only: draft chains, or pass "
+            "RCSDConfig(tree=...)"
+        )
+    return draft
 
 
 def _commit(run: Run, draft: Draft, logits: Tensor) -> _Committed:
@@ -185,7 +238,8 @@ def _commit_in_step(run: Run, draft: Draft, logits: Tensor) -> _Committed:
     emitted: list[list[int]] = [[] for _ in range(texts.batch_size)]
     num_verified, num_accepted = torch.zeros_like(draft.lengths), torch.zeros_like(draft.lengths)
     events: dict[str, Tensor] = {}
-    place, block, judged = _place(texts, draft), logits.clone() if run.processors else logits, []
+    place, block = _place(texts, draft), logits.clone() if run.processors else logits
+    judged: list[tuple[Tensor, Tensor, Verdict]] = []
     for position in range(draft.width + 1):
         raw, going = logits[:, position], texts.active
         shown = raw.clone() if run.processors else raw  # a processor may write into what it is shown
@@ -203,7 +257,7 @@ def _commit_in_step(run: Run, draft: Draft, logits: Tensor) -> _Committed:
             emitted[row].extend(token)
         if width:
             reached = going & draft.valid[:, position]
-            judged.append(Judged(evidence, reached[:, None], (reached & accepted)[:, None]))
+            judged.append((reached, reached & accepted, verdict))
             num_verified += reached
         num_accepted += going & accepted
         events = _add(events, verdict.events, going)
@@ -211,7 +265,26 @@ def _commit_in_step(run: Run, draft: Draft, logits: Tensor) -> _Committed:
         ended = going & ~texts.active
         if bool(ended.any()) or not bool(accepted[texts.active].all()):
             break
-    return _Committed(emitted, num_verified, num_accepted, _observe(run, judged, events))
+    together = _together(draft, block, logits, run.do_sample, place, judged)
+    return _Committed(emitted, num_verified, num_accepted, *_observe(run, together, events))
+
+
+def _together(
+    draft: Draft,
+    scores: Tensor,
+    logits: Tensor,
+    do_sample: bool,
+    place: Place,
+    judged: list[tuple[Tensor, Tensor, Verdict]],
+) -> Judged | None:
+    """What was judged one position after another, as one record."""
+    if not judged:
+        return None
+    whole = evidence_of(draft, scores, logits, do_sample, 0, draft.width, place)
+    evidence = evidence_of(draft, scores, logits, do_sample, 0, len(judged), place, whole)
+    reached, accepted = (torch.stack(each, -1) for each in list(zip(*judged, strict=True))[:2])
+    uniforms = torch.cat([verdict.uniforms for *_, verdict in judged if verdict.uniforms is not None], -1)
+    return Judged(evidence, reached, accepted, uniforms, judged[-1][2].next_tokens)
 
 
 def _commit_by_row(run: Run, draft: Draft, logits: Tensor) -> _Committed:
@@ -238,8 +311,14 @@ def _commit_by_row(run: Run, draft: Draft, logits: Tensor) -> _Committed:
     cut = counts <= verdict.num_accepted  # the row stopped before the position that the rule's events are about
     events = _add({}, verdict.events, going & ~cut)
     positions = torch.arange(draft.width)
-    judged = Judged(evidence, positions < num_verified[:, None], positions < num_accepted[:, None])
-    return _Committed(emitted, num_verified, num_accepted, _observe(run, [judged] if draft.width else [], events))
+    judged = Judged(
+        evidence,
+        positions < num_verified[:, None],
+        positions < num_accepted[:, None],
+        verdict.uniforms,
+        verdict.next_tokens,
+    )
+    return _Committed(emitted, num_verified, num_accepted, *_observe(run, judged if draft.width else None, events))
 
 
 def _place(texts: Sequences, draft: Draft) -> Place:
@@ -247,13 +326,17 @@ def _place(texts: Sequences, draft: Draft) -> Place:
     return Place(texts.with_draft(draft), columns, texts.prompt_columns, texts.eos_token_ids)
 
 
-def _observe(run: Run, judged: list[Judged], events: dict[str, Tensor]) -> dict[str, Tensor]:
+def _observe(
+    run: Run, judged: Judged | None, events: dict[str, Tensor]
+) -> tuple[dict[str, Tensor], Mapping[str, Tensor]]:
     """Shows a committed round to a rule that wants to see it, only now: a memory must not change within a round."""
-    if isinstance(run.rule, Observer):
-        for each in judged:
-            counts = {name: values.cpu() for name, values in run.rule.observe(each).items()}
-            events = _add(events, counts, each.reached.any(-1))
-    return events
+    marks: Mapping[str, Tensor] = {}
+    if judged is not None and isinstance(run.rule, Explainer):
+        marks = {name: values.cpu() for name, values in run.rule.explain(judged).items()}
+    if judged is not None and isinstance(run.rule, Observer):
+        counts = {name: values.cpu() for name, values in run.rule.observe(judged).items()}
+        events = _add(events, counts, judged.reached.any(-1))
+    return events, marks
 
 
 def _add(events: dict[str, Tensor], more: Mapping[str, Tensor], rows: Tensor) -> dict[str, Tensor]:
@@ -290,6 +373,9 @@ def _round(
         events=_with_depths(draft, committed.events),
         problem=problem,
         num_attempted=draft.num_attempted,
+        path=committed.path,
+        longest=None if draft.parents is None else draft.longest,
+        marks=committed.marks,
     )
 
 

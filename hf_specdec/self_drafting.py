@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,8 @@ from transformers import GenerationConfig
 from hf_specdec._compat import undecorated_model
 from hf_specdec.configs import BaseConfig, SelfDraftConfig
 from hf_specdec.drafters import DrafterBase, DraftSettings, ExitPolicy, HybridDrafter, PromptLookupDrafter, SelfDrafter
-from hf_specdec.errors import IncompatibleDraftError, InvalidConfigError, UnsupportedModelError
+from hf_specdec.errors import InvalidConfigError, UnsupportedModelError
+from hf_specdec.features import TargetFeatures
 from hf_specdec.layer_gate import LayerGate
 from hf_specdec.layered_lm import LayeredLM
 from hf_specdec.networks.exit_heads import ExitHeads
@@ -60,21 +62,28 @@ class SelfDraft:
                 "self-drafting cannot keep several processes in step (synced_gpus): its passes end at different layers. Draft "
                 "with another model, or pass synced_gpus=False"
             )
-        width = bare.config.get_text_config(decoder=True).hidden_size
-        with_heads = None if self.heads is None else tuple(self.heads.config.exit_layers)
-        if self.heads is not None and self.heads.config.kind != "raw" and self.heads.config.hidden_size != width:
-            raise IncompatibleDraftError(
-                f"the exit heads read hidden states of width {self.heads.config.hidden_size}, and those of {name} have "
-                f"{width}: load the heads that were fitted to this model"
-            )
-        self.policy.exits_of(len(gate.layers), with_heads)
+        if self.heads is not None:
+            self.heads.check_target(bare)
+        self.exits(len(gate.layers))
         return gate
 
-    def drafter(self, settings: DraftSettings, target: PrefixLM) -> DrafterBase:
+    def exits(self, num_layers: int) -> tuple[int, ...]:
+        """The layers after which tokens of a model with `num_layers` layers may leave."""
+        return self.policy.exits_of(num_layers, None if self.heads is None else tuple(self.heads.config.exit_layers))
+
+    def prompt_states(self, model: Any, gate: LayerGate) -> dict[int, TargetFeatures]:
+        """By exit layer, what keeps the hidden states of the prompt for heads that read them."""
+        if self.heads is None or not self.heads.reads_context:
+            return {}
+        return {depth: TargetFeatures(model, (depth,)) for depth in self.exits(len(gate.layers))}
+
+    def drafter(
+        self, settings: DraftSettings, target: PrefixLM, prompt_states: Mapping[int, TargetFeatures]
+    ) -> DrafterBase:
         """The drafter of a run whose target has a gate."""
         if not isinstance(target, LayeredLM):
             raise TypeError(f"self-drafting needs a LayeredLM as target, got {type(target).__name__}")
-        drafter = SelfDrafter(settings, target, self.policy, self.heads)
+        drafter = SelfDrafter(settings, target, self.policy, self.heads, prompt_states)
         if self.ngram_size is None:
             return drafter
         return HybridDrafter(settings, PromptLookupDrafter(settings, self.ngram_size), drafter, model_first=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -20,15 +21,19 @@ class RowStats:
     Args:
         num_rounds (`int`): Target forward passes of the decode phase in which the row was unfinished. The prompt's
             forward pass (prefill) is not a round.
-        num_draft_tokens (`int`): Drafts put before the target.
+        num_draft_tokens (`int`): Drafts put before the target; all nodes of a tree.
         num_verified_tokens (`int`): Drafts judged: the accepted ones and the first rejected one of each round. What
-            follows a rejection stands on a wrong prefix and is not judged.
+            follows a rejection stands on a wrong prefix and is not judged. The children of one node of a tree count as one.
         num_accepted_tokens (`int`): Drafts accepted and kept.
         num_new_tokens (`int`): Tokens emitted, the prefill's included.
         accepted_at_position (`list[int]`): `[i]` counts the rounds that accepted at least `i + 1` drafts.
-        drafted_at_position (`list[int]`): `[i]` counts the rounds that drafted at least `i + 1` tokens.
+        drafted_at_position (`list[int]`): `[i]` counts the rounds that drafted at least `i + 1` tokens in a row.
         events (`Counter[str]`): What the rule and the loop counted, such as `easd_fired`; 0 for what never happened.
             `exit_depths`, of self-drafting, is a histogram: the number of drafts by layers run.
+        num_known_steps, num_unknown_steps (`int`): Judged positions whose total variation to the target's law is known, and
+            is not; both 0 without `diagnostics`, `max_step_tv` or `tv_budget`.
+        total_step_tv (`float`): Sum of the known ones.
+        max_step_tv (`float`, *optional*): The largest; None where none is known.
     """
 
     num_rounds: int = 0
@@ -40,6 +45,10 @@ class RowStats:
     accepted_at_position: list[int] = field(default_factory=list)
     drafted_at_position: list[int] = field(default_factory=list)
     events: Any = field(default_factory=Counter)
+    num_known_steps: int = 0
+    num_unknown_steps: int = 0
+    total_step_tv: float = 0.0
+    max_step_tv: float | None = None
 
     @property
     def tokens_per_round(self) -> float:
@@ -54,6 +63,11 @@ class RowStats:
         """`accepted / verified` drafts; 0.0 when nothing was verified."""
         return self.num_accepted_tokens / self.num_verified_tokens if self.num_verified_tokens else 0.0
 
+    @property
+    def mean_step_tv(self) -> float | None:
+        """`total_step_tv / num_known_steps`, the mean total variation of a judged position; None where none is known."""
+        return self.total_step_tv / self.num_known_steps if self.num_known_steps else None
+
     def to_dict(self) -> dict[str, Any]:
         """All counts and rates as plain Python values."""
         return {
@@ -67,6 +81,11 @@ class RowStats:
             "tokens_per_round": self.tokens_per_round,
             "acceptance_rate": self.acceptance_rate,
             "events": dict(self.events),
+            "num_known_steps": self.num_known_steps,
+            "num_unknown_steps": self.num_unknown_steps,
+            "total_step_tv": self.total_step_tv,
+            "mean_step_tv": self.mean_step_tv,
+            "max_step_tv": self.max_step_tv,
         }
 
     def _add(self, round_: Round, row: int) -> None:
@@ -82,13 +101,22 @@ class RowStats:
         self.num_draft_tokens += drafted
         self.num_verified_tokens += int(round_.num_verified[row])
         self.num_accepted_tokens += accepted
-        _count_positions(self.drafted_at_position, drafted)
+        _count_positions(self.drafted_at_position, drafted if round_.longest is None else int(round_.longest[row]))
         _count_positions(self.accepted_at_position, accepted)
         for name, counts in round_.events.items():
             if counts.ndim == 1:
                 self.events[name] += int(counts[row])
             else:
                 self.events[name] = _merge_histogram(self.events[name] or {}, counts[row].tolist())
+        if "step_tv" in round_.marks:
+            self._add_distances(round_.marks["step_tv"][row, : int(round_.num_verified[row])].tolist())
+
+    def _add_distances(self, step_tv: list[float]) -> None:
+        known = [each for each in step_tv if not math.isnan(each)]
+        self.num_known_steps += len(known)
+        self.num_unknown_steps += len(step_tv) - len(known)
+        self.total_step_tv += sum(known)
+        self.max_step_tv = max((*known, *([] if self.max_step_tv is None else [self.max_step_tv])), default=None)
 
 
 @dataclass
@@ -175,6 +203,12 @@ class SpeculativeStats(RowStats):
             f"{self.total_seconds:.2f} s ({self.tokens_per_second:.1f} tokens/s): prefill {self.prefill_seconds:.2f} s, "
             f"drafting {self.draft_seconds:.2f} s, verifying {self.verify_seconds:.2f} s",
         ]
+        if self.mean_step_tv is not None:
+            unknown = f", unknown at {self.num_unknown_steps} more" if self.num_unknown_steps else ""
+            lines.append(
+                f"total variation to the target's law: mean {self.mean_step_tv:.4f}, max {self.max_step_tv:.4f} over "
+                f"{self.num_known_steps} judged positions{unknown}"
+            )
         if self.events:
             lines.append(", ".join(f"{name}: {count}" for name, count in sorted(self.events.items())))
         return "\n".join(lines + self.problems)

@@ -12,7 +12,7 @@ from hf_specdec.errors import InvalidConfigError
 from hf_specdec.records import AcceptanceRule, Draft, Evidence, Outcome, Place, Verdict, choice_law
 
 
-__all__ = ["RandomStreams", "draw", "evidence_of", "verify"]
+__all__ = ["RandomStreams", "draw", "evidence_of", "throw", "verify"]
 
 _BELOW_ONE = 1.0 - 2.0**-50
 
@@ -36,17 +36,25 @@ class RandomStreams:
         if seeds is not None and len(seeds) != batch_size:
             raise InvalidConfigError(f"row_seeds must hold one seed for each of {batch_size} rows, got {len(seeds)}")
         self.batch_size = batch_size
+        self._rows = list(range(batch_size))
         self._generators = [torch.Generator().manual_seed(seed) for seed in seeds or ()]
 
     def uniforms(self, rows: Tensor) -> Tensor:
         """`(batch,)` numbers in [0, 1) in double precision; only `rows` (`(batch,)`, bool) advance their stream."""
         if not self._generators:
             seed = int(torch.randint(2**62, (1,)))
-            self._generators = [torch.Generator().manual_seed(seed + row) for row in range(self.batch_size)]
+            self._generators = [torch.Generator().manual_seed(seed + row) for row in self._rows]
         numbers = torch.full((self.batch_size,), 0.5, dtype=torch.float64)
         for row in rows.nonzero()[:, 0].tolist():
             numbers[row] = torch.rand((), dtype=torch.float64, generator=self._generators[row])
         return numbers.clamp(max=_BELOW_ONE)
+
+    def keep_rows(self, kept: Tensor) -> None:
+        """From now on there are only the rows at the places `kept` (`(kept,)`), each with the stream that it had."""
+        self.batch_size = len(kept)
+        self._rows = [self._rows[place] for place in kept.tolist()]
+        if self._generators:
+            self._generators = [self._generators[place] for place in kept.tolist()]
 
 
 def draw(law: Tensor, uniforms: Tensor) -> Tensor:
@@ -127,8 +135,8 @@ def verify(
     """
     batch_size, width = evidence.tokens.shape
     lengths = evidence.valid.sum(-1)
-    thrown = [_throw(streams, rows & evidence.valid[:, i].cpu(), batch_size) for i in range(width)]
-    last = _throw(streams, rows, batch_size)
+    thrown = [throw(streams, rows & evidence.valid[:, i].cpu(), batch_size) for i in range(width)]
+    last = throw(streams, rows, batch_size)
     bonus = choice_law(bonus_scores, evidence.do_sample)
     if width == 0:
         return Verdict(lengths.cpu(), draw(bonus, last).cpu())
@@ -145,8 +153,9 @@ def verify(
         rejected, uniforms.gather(-1, num_accepted.clamp(max=width - 1).cpu()[:, None])[:, 0], next_tokens
     )
     events = {name: values.cpu() for name, values in rule.count(ended, outcome).items()}
-    return Verdict(num_accepted.cpu(), next_tokens.cpu(), events)
+    return Verdict(num_accepted.cpu(), next_tokens.cpu(), events, uniforms)
 
 
-def _throw(streams: RandomStreams | None, rows: Tensor, batch_size: int) -> Tensor:
+def throw(streams: RandomStreams | None, rows: Tensor, batch_size: int) -> Tensor:
+    """`(batch,)` numbers in [0, 1) for `rows`; 0.5 for all where there are no dice."""
     return torch.full((batch_size,), 0.5, dtype=torch.float64) if streams is None else streams.uniforms(rows)

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 import hf_specdec.loop
+from hf_specdec.drafters import assistant, head, self_draft, tree
 
 
 REAL_MODELS = "HF_SPECDEC_REAL_MODELS"
@@ -55,7 +56,9 @@ class _Ticks(threading.local):
 @pytest.fixture(autouse=True)
 def _steady_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """The loop measures the same seconds in every run, so that how far the default drafts does not hang on the machine."""
-    monkeypatch.setattr(hf_specdec.loop, "time", _Ticks())
+    ticks = _Ticks()
+    for module in (hf_specdec.loop, assistant, head, self_draft, tree):
+        monkeypatch.setattr(module, "time", ticks)
 
 
 @pytest.fixture(scope="session")

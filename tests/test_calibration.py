@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from hf_specdec import EASDConfig, ExactConfig, InvalidConfigError, calibration
+from hf_specdec import EASDConfig, ExactConfig, InvalidConfigError, teacher_forcing
 from hf_specdec.calibration import calibrate_easd
 from hf_specdec.compatibility import fit_vocabulary
 from tests.toys import noisy_copy, state_of, tiny_llama
@@ -22,8 +22,8 @@ CONFIG = EASDConfig(overlap_threshold=0.4)
 @pytest.fixture(autouse=True)
 def _small_steps(monkeypatch):
     """The texts are longer than one pass, and passes longer than one step of the statistics."""
-    monkeypatch.setattr(calibration, "_POSITIONS_PER_PASS", 7)
-    monkeypatch.setattr(calibration, "_POSITIONS_PER_STEP", 3)
+    monkeypatch.setattr(teacher_forcing, "_POSITIONS_PER_PASS", 7)
+    monkeypatch.setattr(teacher_forcing, "_POSITIONS_PER_STEP", 3)
 
 
 def reference(target, draft, texts, config):

@@ -1,13 +1,14 @@
 """Trees: the dynamic one against brute force, and the laws of verification by enumeration."""
 
-from itertools import pairwise, permutations, product
+from itertools import permutations, product
 from math import prod
 
 import pytest
 import torch
 
-from hf_specdec import InvalidConfigError
-from hf_specdec.trees import DraftTree, TreeShape, acceptance_steps, accepted_path, grow_tree, sampled_child
+from hf_specdec import DrafterError, InvalidConfigError
+from hf_specdec.records import Budget, Context, Draft
+from hf_specdec.trees import TreeShape, acceptance_steps, ancestors, children_of, grow_tree, sampled_child
 
 
 VOCAB = 4
@@ -18,76 +19,124 @@ def law(*key, sharpness=1.5, vocab=VOCAB):
     return torch.softmax(sharpness * torch.randn(vocab, generator=generator, dtype=torch.float64), -1)
 
 
-def paths_of(tree):
+def paths_of(draft, row=0):
     paths = []
-    for token, parent in zip(tree.tokens, tree.parents, strict=True):
+    for node in range(int(draft.lengths[row])):
+        parent, token = int(draft.parents[row, node]), int(draft.tokens[row, node])
         paths.append((*paths[parent], token) if parent >= 0 else (token,))
     return paths
 
 
-def log_probs(paths):
-    return torch.stack([law(7, *path).log() for path in paths])
+def tree(tokens, parents):
+    return Draft(torch.tensor([tokens]), torch.tensor([len(tokens)]), parents=torch.tensor([parents]))
 
 
-def value(path):
-    return sum(float(law(7, *path[:i]).log()[token]) for i, token in enumerate(path))
+class Grower:
+    """Follows the layers of a growing tree, so that the law of each node can hang on its whole path."""
+
+    def __init__(self, keys, law_of=lambda *key: law(*key).log()):
+        self.keys, self.law_of = keys, law_of
+        self.layers = [[[()] for _ in keys]]
+
+    def first(self):
+        return torch.stack([self.law_of(key) for key in self.keys])
+
+    def expand(self, tokens, places):
+        layer = [
+            [(*above[int(place)], int(token)) for token, place in zip(tokens[row], places[row], strict=True)]
+            for row, above in enumerate(self.layers[-1])
+        ]
+        self.layers.append(layer)
+        laws = [[self.law_of(key, *path) for path in paths] for key, paths in zip(self.keys, layer, strict=True)]
+        return torch.stack([torch.stack(each) for each in laws])
+
+    def grow(self, shape, room=None, end_tokens=()):
+        room = torch.full((len(self.keys),), shape.depth) if room is None else room
+        return grow_tree(shape, self.first(), self.expand, room, end_tokens)
 
 
-@pytest.mark.parametrize("total", [3, 5, 9])
-def test_with_every_token_expanded_the_likeliest_paths_are_kept(total):
-    tree = grow_tree(TreeShape(3, VOCAB**2, total), lambda paths: log_probs(paths).repeat(1, 4).index_fill(
-        1, torch.arange(VOCAB, 4 * VOCAB), -torch.inf))  # fmt: skip
-    everything = [path for depth in (1, 2, 3) for path in product(range(VOCAB), repeat=depth)]
-    assert set(paths_of(tree)) == set(sorted(everything, key=value, reverse=True)[:total])
+def value(path, key=7):
+    return sum(float(law(key, *path[:i]).log()[token]) for i, token in enumerate(path))
 
 
-def test_a_layer_expands_its_best_nodes_only():
-    asked = []
-    tree = grow_tree(TreeShape(3, 2, 6), lambda paths: asked.append(list(paths)) or log_probs(paths))
-    assert asked[0] == [()]
-    for before, layer in pairwise(asked):
-        children = [(*path, int(token)) for path in before for token in law(7, *path).topk(2).indices]
-        assert layer == sorted(children, key=value, reverse=True)[:2]
-    assert len(tree.tokens) == len(set(paths_of(tree))) == 6
+def brute_force(shape, key):
+    """EAGLE-2's tree, path by path."""
+    frontier, nodes = [()], []
+    for _ in range(shape.depth):
+        layer = [(*path, int(token)) for path in frontier for token in law(key, *path).topk(shape.top_k).indices]
+        nodes += layer
+        frontier = sorted(layer, key=lambda path: -value(path, key))[: shape.top_k]
+    return sorted(nodes, key=lambda path: -value(path, key))[: shape.total_nodes]
+
+
+@pytest.mark.parametrize("shape", [(3, 2, 6), (4, 3, 20), (2, 4, 20), (5, 1, 5)])
+def test_rows_grow_as_if_alone_and_keep_their_likeliest_nodes(shape):
+    shape, keys = TreeShape(*shape), [7, 8, 9]
+    draft = Grower(keys).grow(shape)
+    for row, key in enumerate(keys):
+        assert paths_of(draft, row) == brute_force(shape, key)[: shape.total_nodes]
+
+
+def test_the_first_nodes_of_a_tree_are_the_smaller_tree():
+    large = Grower([7]).grow(TreeShape(4, 3, 20))
+    for size in (4, 9, 15):
+        assert paths_of(large.first(torch.tensor([size]))) == paths_of(Grower([7]).grow(TreeShape(4, 3, size)))
 
 
 def test_equal_values_keep_the_parents():
-    tree = grow_tree(TreeShape(3, 1, 3), lambda paths: torch.zeros(len(paths), VOCAB))
-    assert tree.parents == (-1, 0, 1)
+    draft = Grower([7], lambda *key: torch.zeros(VOCAB)).grow(TreeShape(3, 2, 3))
+    assert all(parent < node for node, parent in enumerate(draft.parents[0].tolist()))
+    assert len(set(paths_of(draft))) == 3
 
 
-@pytest.mark.parametrize("numbers", [(0, 1, 1), (1, 0, 1), (1, 1, 0), (3, 2, 2)])
+def test_rows_end_where_they_have_no_room_and_after_the_end_of_a_text():
+    draft = Grower([7, 7, 7]).grow(TreeShape(3, 2, 8), room=torch.tensor([0, 1, 3]))
+    assert draft.longest.tolist() == [0, 1, 3]
+    assert draft.lengths.tolist()[:2] == [0, 2]
+    best = int(law(7).argmax())
+    draft = Grower([7]).grow(TreeShape(3, 2, 8), end_tokens=(best,))
+    assert (best,) in paths_of(draft)
+    assert not any(best in path[:-1] for path in paths_of(draft))
+
+
+def test_what_cannot_be_drafted_is_not():
+    banned = torch.tensor([True, False, True, True])
+    draft = Grower([7], lambda *key: law(*key).log().masked_fill(banned, -torch.inf)).grow(TreeShape(2, 3, 9))
+    assert paths_of(draft) == [(1,), (1, 1)]
+    with pytest.raises(DrafterError, match="NaN"):
+        Grower([7], lambda *key: torch.full((VOCAB,), torch.nan)).grow(TreeShape(2, 2, 3))
+
+
+@pytest.mark.parametrize("numbers", [(0, 1, 1), (1, 0, 1), (1, 1, 0), (3, 2, 2), (2.0, 1, 2), (True, 1, 2)])
 def test_impossible_shapes(numbers):
     with pytest.raises(InvalidConfigError):
         TreeShape(*numbers)
 
 
 def test_a_node_sees_itself_and_its_ancestors():
-    tree = DraftTree((5, 6, 7, 8), (-1, 0, -1, 1))
-    assert tree.depths() == (1, 2, 1, 3)
-    seen = [set(row.nonzero().flatten().tolist()) for row in tree.attends()]
-    assert seen == [{0}, {0, 1}, {0, 1, 2}, {0, 3}, {0, 1, 2, 4}]
-    with pytest.raises(ValueError, match="before it"):
-        DraftTree((1, 2), (1, -1))
+    draft = tree((5, 6, 7, 8), (-1, 0, -1, 1))
+    assert draft.depths.tolist() == [[1, 2, 1, 3]]
+    seen = [set(row.nonzero().flatten().tolist()) for row in ancestors(draft.parents)[0]]
+    assert seen == [{0}, {0, 1}, {2}, {0, 1, 3}]
+    assert children_of(draft, 0) == {(-1, 5): 0, (0, 6): 1, (-1, 7): 2, (1, 8): 3}
+    assert children_of(tree((5, 5), (-1, -1)), 0) == {(-1, 5): 0}
 
 
-def test_following_the_target_emits_exactly_what_it_says():
-    """Each assignment of target tokens to the nodes: the text is the one that the target decodes step by step."""
-    tree = DraftTree((0, 1, 1, 2, 0), (-1, -1, 0, 0, 2))
-    paths = {(): -1} | {path: node for node, path in enumerate(paths_of(tree))}
-    for chosen in product(range(3), repeat=1 + len(tree.tokens)):
-        text = ()
-        while text in paths:
-            text = (*text, chosen[paths[text] + 1])
-        nodes, bonus = accepted_path(tree, chosen)
-        assert (*(tree.tokens[node] for node in nodes), bonus) == text
+@pytest.mark.parametrize(
+    ("parents", "message"), [([[1, -1]], "earlier node"), ([[-2, 0]], "earlier node"), ([[-1]], "one parent for each")]
+)
+def test_malformed_trees_are_refused(parents, message):
+    draft = Draft(torch.tensor([[1, 2]]), torch.tensor([2]), parents=torch.tensor(parents))
+    with pytest.raises(DrafterError, match=message):
+        draft.check(Context.of(torch.tensor([[3]])), Budget(torch.tensor([2])), 8)
 
 
-def test_a_tree_that_copies_the_target_is_accepted_to_its_depth():
-    tree = grow_tree(TreeShape(4, 2, 8), log_probs)
-    chosen = [int(law(7, *path).argmax()) for path in [(), *paths_of(tree)]]
-    nodes, _ = accepted_path(tree, chosen)
-    assert len(nodes) + 1 == 4 + 1
+def test_a_budget_limits_the_longest_path():
+    context = Context.of(torch.tensor([[3]]))
+    draft = tree((5, 6, 7, 5), (-1, 0, -1, -1))
+    assert draft.check(context, Budget(torch.tensor([2])), 8) is draft
+    with pytest.raises(DrafterError, match="longer than its budget"):
+        draft.check(context, Budget(torch.tensor([1])), 8)
 
 
 def draw_probability(q, candidates, replacement):

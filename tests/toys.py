@@ -9,12 +9,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 __all__ = ["drafters_for", "noisy_copy", "prompts", "state_of", "tiny_llama"]
 
 
-def tiny_llama(seed=0, vocab_size=64, layers=4, attn_implementation="sdpa", **overrides):
+def tiny_llama(seed=0, vocab_size=64, layers=4, width=32, attn_implementation="sdpa", **overrides):
     """A random Llama whose logits are not near-tied, so that greedy texts are well defined."""
     config = LlamaConfig(
         vocab_size=vocab_size,
-        hidden_size=32,
-        intermediate_size=64,
+        hidden_size=width,
+        intermediate_size=2 * width,
         num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=2,

@@ -14,6 +14,7 @@ from hf_specdec.acceptance.cospec import CoSpec
 from hf_specdec.acceptance.csd import CSD
 from hf_specdec.acceptance.ears import EARS
 from hf_specdec.acceptance.easd import EASD
+from hf_specdec.acceptance.emission import emitted_law, step_tv
 from hf_specdec.acceptance.ensemble import Ensemble
 from hf_specdec.acceptance.exact import Exact
 from hf_specdec.acceptance.fly import FLy
@@ -25,9 +26,11 @@ from hf_specdec.acceptance.lossy_eps import LossyEps
 from hf_specdec.acceptance.mars import MARS
 from hf_specdec.acceptance.mentored import Mentored
 from hf_specdec.acceptance.nucleus import Nucleus
+from hf_specdec.acceptance.policy import PolicyNetwork
 from hf_specdec.acceptance.relaxed import RelaxedRule
 from hf_specdec.acceptance.relaxed_thinking import RelaxedThinking
 from hf_specdec.acceptance.topk import TopK
+from hf_specdec.acceptance.tv_budget import TVBudget
 from hf_specdec.acceptance.typical import Typical
 
 
@@ -57,12 +60,16 @@ __all__ = [
     "LossyEps",
     "Mentored",
     "Nucleus",
+    "PolicyNetwork",
     "RelaxedRule",
     "RelaxedThinking",
+    "TVBudget",
     "TopK",
     "Typical",
     "arbitration_features",
+    "emitted_law",
     "pair_fingerprint",
+    "step_tv",
 ]
 
 ACCEPTANCE = MappingProxyType(

@@ -3,10 +3,11 @@
 from dataclasses import dataclass
 from typing import final
 
+import torch
 from torch import Tensor
 
-from hf_specdec.acceptance.gates import mismatched
-from hf_specdec.acceptance.relaxed import SetRule, check_range, whole_draft
+from hf_specdec.acceptance.gates import mismatched, target_tokens
+from hf_specdec.acceptance.relaxed import MaskRule, check_range, whole_draft
 from hf_specdec.errors import InvalidConfigError
 from hf_specdec.records import Evidence
 
@@ -16,7 +17,7 @@ __all__ = ["ASD"]
 
 @final
 @dataclass(frozen=True)
-class ASD(SetRule):
+class ASD(MaskRule):
     """Accepts mismatches as long as what they cost in raw logits, summed over the draft, stays within a budget.
 
     Published (transformers issue 48636): the regret `r = max z - z(x)`; the cumulative regret of the draft is at most the
@@ -39,12 +40,19 @@ class ASD(SetRule):
         if self.max_exceptions is not None and self.max_exceptions < 0:
             raise InvalidConfigError(f"max_exceptions must be at least 0, got {self.max_exceptions}")
 
-    def members(self, evidence: Evidence) -> Tensor:
+    def mask(self, evidence: Evidence) -> Tensor:
         whole, columns = whole_draft(evidence)
         logits = whole.target_logits.where(whole.scores.isfinite(), float("-inf"))
-        regret = logits.amax(-1) - logits.gather(-1, whole.tokens[..., None])[..., 0]
-        left = whole.valid.flip(-1).long().cumsum(-1).flip(-1).clamp(min=1)
-        fits = (regret.cumsum(-1) <= self.budget) & (regret / left <= self.step_limit) & bool(self.budget > 0)
+        regret = logits.amax(-1, keepdim=True) - logits
+        spent = _before(regret.gather(-1, whole.tokens[..., None])[..., 0])[..., None]
+        left = whole.valid.flip(-1).long().cumsum(-1).flip(-1).clamp(min=1)[..., None]
+        fits = (spent + regret <= self.budget) & (regret / left <= self.step_limit) & bool(self.budget > 0)
         if self.max_exceptions is not None:
-            fits = fits & (mismatched(whole).long().cumsum(-1) <= self.max_exceptions)
+            others = torch.arange(logits.shape[-1], device=logits.device) != target_tokens(whole)[..., None]
+            fits = fits & (_before(mismatched(whole).long())[..., None] + others <= self.max_exceptions)
         return fits[:, columns]
+
+
+def _before(values: Tensor) -> Tensor:
+    """`(batch, width)`, the sum over the positions before each."""
+    return torch.nn.functional.pad(values, (1, 0))[:, :-1].cumsum(-1)

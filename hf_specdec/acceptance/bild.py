@@ -5,7 +5,7 @@ from typing import final
 
 from torch import Tensor
 
-from hf_specdec.acceptance.relaxed import SetRule, check_range
+from hf_specdec.acceptance.relaxed import MaskRule, check_range
 from hf_specdec.records import Evidence
 
 
@@ -14,7 +14,7 @@ __all__ = ["BiLD"]
 
 @final
 @dataclass(frozen=True)
-class BiLD(SetRule):
+class BiLD(MaskRule):
     """Accepts a draft unless the target finds it too surprising: `-log p(x) <= rollback_threshold`, untempered, in nats.
 
     Published (arXiv 2302.07863 and its code): the threshold, 5.0 by default, and that the small model hands over where its
@@ -30,6 +30,6 @@ class BiLD(SetRule):
     def __post_init__(self) -> None:
         check_range("rollback_threshold", self.rollback_threshold, 0.0, float("inf"))
 
-    def members(self, evidence: Evidence) -> Tensor:
-        logits = evidence.target_logits.log_softmax(-1).gather(-1, evidence.tokens[..., None])[..., 0]
-        return (-logits <= self.rollback_threshold) & bool(self.rollback_threshold > 0)
+    def mask(self, evidence: Evidence) -> Tensor:
+        surprise = -evidence.target_logits.log_softmax(-1)
+        return (surprise <= self.rollback_threshold) & bool(self.rollback_threshold > 0)

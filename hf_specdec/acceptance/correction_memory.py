@@ -17,7 +17,9 @@ from safetensors.torch import save_file
 from hf_specdec.errors import InvalidConfigError
 
 
-__all__ = ["CorrectionMemory", "pair_fingerprint"]
+__all__ = ["MEMORY_NAME", "CorrectionMemory", "check_pair", "pair_fingerprint"]
+
+MEMORY_NAME = "memory.safetensors"  # in a folder
 
 _FORMAT = "hf_specdec.correction_memory.v1"
 # What differs between copies of one checkpoint.
@@ -65,6 +67,20 @@ class CorrectionMemory:
         """How often the pair was met; 0 for one that was never met or was dropped."""
         return self._counts.get((draft_token, target_token), 0)
 
+    def items(self) -> list[tuple[tuple[int, int], int]]:
+        """All `(draft token, target token)` pairs with their counts."""
+        with self._lock:
+            return list(self._counts.items())
+
+    def familiar(self, target_tokens: Iterable[int], threshold: float) -> dict[int, list[int]]:
+        """By target token, the draft tokens that were met with it more than `threshold` times; passes over the memory."""
+        found: dict[int, list[int]] = {token: [] for token in target_tokens}
+        with self._lock:
+            for (draft, target), count in self._counts.items():
+                if count > threshold and target in found:
+                    found[target].append(draft)
+        return found
+
     def add(self, pairs: Iterable[tuple[int, int]]) -> None:
         """Counts each `(draft token, target token)` pair once more."""
         with self._lock:
@@ -106,16 +122,17 @@ class CorrectionMemory:
         """Reads a saved memory.
 
         Args:
-            path (`str` or `Path`): The file.
+            path (`str` or `Path`): The file, or a folder that `specdec calibrate csd` wrote.
             fingerprint (`str`): The pair of models that is going to use it; empty to take it as it is.
 
         Raises:
             [`InvalidConfigError`]: If the file is missing, is none of ours, or is about another pair of models.
         """
-        if not Path(path).is_file():
+        path = Path(path) / MEMORY_NAME if Path(path).is_dir() else Path(path)
+        if not path.is_file():
             raise InvalidConfigError(f"there is no correction memory at {path}: write one with CorrectionMemory.save")
         try:
-            with safe_open(Path(path), framework="pt") as file:
+            with safe_open(path, framework="pt") as file:
                 about = file.metadata() or {}
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
         except Exception as error:
@@ -147,9 +164,14 @@ def pair_fingerprint(target_config: Any, draft_config: Any) -> str:
     return hashlib.sha256(json.dumps(described, sort_keys=True, default=str).encode()).hexdigest()[:32]
 
 
+def check_pair(fingerprint: str, target_config: Any, draft_config: Any) -> None:
+    """Raises an [`InvalidConfigError`] if a fingerprint is not that of these two models."""
+    _check_fingerprints(pair_fingerprint(target_config, draft_config), fingerprint)
+
+
 def _check_fingerprints(expected: str, found: str) -> None:
     if expected and found and expected != found:
         raise InvalidConfigError(
-            f"this correction memory is about another pair of models: expected fingerprint {expected}, got {found}. Start "
-            "a new one for this pair"
+            f"this was learnt from another pair of models: expected fingerprint {expected}, got {found}. Start a new one for "
+            "this pair, with `specdec calibrate` or `specdec train`"
         )

@@ -16,7 +16,7 @@ from hf_specdec.errors import InvalidConfigError
 from hf_specdec.records import Evidence
 
 
-__all__ = ["CoSpec"]
+__all__ = ["CoSpec", "is_plausible"]
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class CoSpec(SetRule):
         check_range("floor_ratio", self.floor_ratio, 0.0, 1.0)
 
     def members(self, evidence: Evidence) -> Tensor:
-        candidates = mismatched(evidence) & evidence.valid & self._is_plausible(evidence)
+        candidates = mismatched(evidence) & evidence.valid & is_plausible(evidence, self.floor_ratio)
         if self.policy is None or self.threshold == 1.0 or not bool(candidates.any()):
             return torch.zeros_like(candidates)
         trusted = self.policy(arbitration_features(evidence))
@@ -64,12 +64,14 @@ class CoSpec(SetRule):
             )
         return candidates & (trusted > self.threshold)
 
-    def _is_plausible(self, evidence: Evidence) -> Tensor:
-        logits = evidence.target_logits
-        drafted, wanted = (
-            logits.gather(-1, tokens[..., None])[..., 0] for tokens in (evidence.tokens, target_tokens(evidence))
-        )
-        return drafted - wanted >= (math.log(self.floor_ratio) if self.floor_ratio > 0 else -math.inf)
+
+def is_plausible(evidence: Evidence, floor_ratio: float) -> Tensor:
+    """`(batch, width)`, drafts whose untempered probability is at least this share of that of the target's argmax."""
+    logits = evidence.target_logits
+    drafted, wanted = (
+        logits.gather(-1, tokens[..., None])[..., 0] for tokens in (evidence.tokens, target_tokens(evidence))
+    )
+    return drafted - wanted >= (math.log(floor_ratio) if floor_ratio > 0 else -math.inf)
 
 
 @cache

@@ -11,7 +11,7 @@ from torch import Tensor
 from hf_specdec.acceptance.correction_memory import CorrectionMemory
 from hf_specdec.acceptance.exact import exact_acceptance, exact_replacement
 from hf_specdec.acceptance.gates import allowed, mismatched, target_tokens
-from hf_specdec.acceptance.relaxed import RelaxedRule, count_relaxed
+from hf_specdec.acceptance.relaxed import RelaxedRule, count_relaxed, proposal, tossed
 from hf_specdec.errors import InvalidConfigError
 from hf_specdec.records import Evidence, Judged
 
@@ -66,6 +66,12 @@ class CSD(RelaxedRule):
     def replacement(self, evidence: Evidence) -> Tensor:
         return exact_replacement(evidence)
 
+    def emitted(self, evidence: Evidence) -> Tensor:
+        """`(batch, width, vocab)`, the law that is emitted, with the memory as it is."""
+        q = proposal(evidence)
+        rescued = self._every_rescue(evidence) & evidence.scores.isfinite()
+        return tossed(evidence, q.where(rescued, torch.minimum(evidence.p, q)))
+
     def rescues(self, evidence: Evidence) -> Tensor:
         """`(batch, width)`, mismatches that are familiar and plausible."""
         candidates = mismatched(evidence) & allowed(evidence) & evidence.valid & ~self._protected(evidence)
@@ -84,6 +90,23 @@ class CSD(RelaxedRule):
             self.memory.add(_pairs(evidence, met))
         return counts
 
+    def _every_rescue(self, evidence: Evidence) -> Tensor:
+        """`(batch, width, vocab)`, the tokens that would be rescued had they been drafted."""
+        logits, wanted = evidence.target_logits, target_tokens(evidence)
+        others = torch.arange(logits.shape[-1], device=logits.device) != wanted[..., None]
+        rescued = others & evidence.valid[..., None]
+        if self.mode != "ocm":
+            rescued = rescued & (logits - logits.gather(-1, wanted[..., None]) >= math.log(self.score_ratio))
+        if self.mode != "scg":
+            familiar = self.memory.familiar(set(wanted.flatten().tolist()), self.frequency_threshold)
+            met = torch.zeros_like(rescued)
+            for place in evidence.valid.nonzero().tolist():
+                met[tuple(place)][familiar[int(wanted[tuple(place)])]] = True
+            rescued = rescued & met
+        protected = self._protected_tokens(evidence)
+        rescued[..., protected] = False
+        return rescued & ~torch.isin(wanted, protected)[..., None]
+
     def _is_plausible(self, evidence: Evidence) -> Tensor:
         logits, wanted = evidence.target_logits, target_tokens(evidence)
         drafted = logits.gather(-1, evidence.tokens[..., None]) - logits.gather(-1, wanted[..., None])
@@ -95,9 +118,12 @@ class CSD(RelaxedRule):
         return torch.zeros_like(candidates).masked_scatter(candidates, familiar.to(candidates.device))
 
     def _protected(self, evidence: Evidence) -> Tensor:
-        ends = () if evidence.place is None else evidence.place.eos_token_ids
-        tokens = torch.tensor([*self.protected_tokens, *ends], dtype=torch.long, device=evidence.tokens.device)
+        tokens = self._protected_tokens(evidence)
         return torch.isin(evidence.tokens, tokens) | torch.isin(target_tokens(evidence), tokens)
+
+    def _protected_tokens(self, evidence: Evidence) -> Tensor:
+        ends = () if evidence.place is None else evidence.place.eos_token_ids
+        return torch.tensor([*self.protected_tokens, *ends], dtype=torch.long, device=evidence.tokens.device)
 
 
 def _pairs(evidence: Evidence, where: Tensor) -> list[tuple[int, int]]:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar, final
 
+import torch
 from torch import Tensor
 
 from hf_specdec.acceptance.exact import exact_acceptance
@@ -34,5 +35,12 @@ class EARS(CoinRule):
         check_range("tolerance", self.tolerance, 0.0, 1.0)
 
     def acceptance(self, evidence: Evidence) -> Tensor:
-        doubt = 1.0 - target_gate(evidence).amax(-1)
-        return (exact_acceptance(evidence) + self.tolerance * doubt).clamp(max=1.0).where(allowed(evidence), 0.0)
+        raised = exact_acceptance(evidence) + self._addition(evidence)
+        return raised.clamp(max=1.0).where(allowed(evidence), 0.0)
+
+    def kept(self, evidence: Evidence, p: Tensor, q: Tensor) -> Tensor:
+        raised = p + self._addition(evidence)[..., None] * q
+        return torch.minimum(q, raised).where(evidence.scores.isfinite(), 0.0)
+
+    def _addition(self, evidence: Evidence) -> Tensor:
+        return self.tolerance * (1.0 - target_gate(evidence).amax(-1))

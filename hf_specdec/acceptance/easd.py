@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hf_specdec.acceptance.exact import exact_acceptance, exact_replacement
 from hf_specdec.errors import InvalidConfigError
-from hf_specdec.laws import EntropyKind, entropy, top_overlap, without_token
+from hf_specdec.laws import EntropyKind, entropy, one_hot, residual, top_overlap, without_token
 from hf_specdec.records import Evidence, Outcome
 
 
@@ -132,6 +132,24 @@ class EASD:
         resampled = evidence.p[:, 0] if self.resample == "plain" else masked_law(evidence, self.penalty)
         share = torch.ones_like(evidence.p_token) if self.apply_to == "all" else exact_acceptance(evidence)
         return torch.where(self._fires_on(evidence), share * resampled + (1 - share) * ordinary, ordinary)
+
+    def emitted(self, evidence: Evidence) -> Tensor:
+        """`(batch, width, vocab)`, the law that is emitted; under greedy decoding only where the drafts are point masses,
+        which the two laws of the rule themselves describe, and NaN else."""
+        p = evidence.p
+        fired = self._fires_on(evidence)[..., None]
+        if not evidence.do_sample:
+            return p.where(~fired, float("nan"))
+        q = one_hot(evidence.tokens, p.shape[-1], p.dtype) if evidence.q is None else evidence.q
+        resampled = q if self.apply_to == "all" else torch.minimum(p, q)  # drafts whose place is drawn anew
+        rest = (1.0 - resampled.sum(-1, keepdim=True)).clamp(min=0.0) * residual(p, q)
+        if self.resample == "plain":
+            return p.where(~fired, resampled.sum(-1, keepdim=True) * p + rest)
+        # Of the law without x, `p` keeps all but the share `1 - penalty` of `p(x)`: summed over x in closed form.
+        left = 1.0 - (1.0 - self.penalty) * p
+        weight = (resampled / left.where(left > 0, 1.0)).where(left > 0, 0.0)
+        masked = p * (weight.sum(-1, keepdim=True) - (1.0 - self.penalty) * weight)
+        return p.where(~fired, masked + resampled.where(left <= 0, 0.0) + rest)
 
     def count(self, evidence: Evidence, outcome: Outcome) -> Mapping[str, Tensor]:
         """`easd_fired`: reached positions where the rule fired; `easd_changed_token`: those where the same dice under the

@@ -54,5 +54,9 @@ class Exact:
     def replacement(self, evidence: Evidence) -> Tensor:
         return exact_replacement(evidence)
 
+    def emitted(self, evidence: Evidence) -> Tensor:
+        """`(batch, width, vocab)`, the law that is emitted: the target's."""
+        return evidence.p
+
     def count(self, evidence: Evidence, outcome: Outcome) -> Mapping[str, Tensor]:
         return {}

@@ -6,7 +6,7 @@ from typing import ClassVar, final
 from torch import Tensor
 
 from hf_specdec.acceptance.gates import by_model, draft_gate, target_gate
-from hf_specdec.acceptance.relaxed import SetRule, check_range
+from hf_specdec.acceptance.relaxed import MaskRule, check_range
 from hf_specdec.errors import InvalidConfigError
 from hf_specdec.laws import DivergenceKind, divergence
 from hf_specdec.records import Evidence
@@ -17,7 +17,7 @@ __all__ = ["FSD"]
 
 @final
 @dataclass(frozen=True)
-class FSD(SetRule):
+class FSD(MaskRule):
     """Accepts every draft at positions where target and draft diverge by at most a threshold.
 
     Published (code of SecureSD, arXiv 2610.08678, as a baseline): the divergence of the untempered laws, Jensen-Shannon,
@@ -39,6 +39,7 @@ class FSD(SetRule):
         if self.divergence_kind not in ("js", "kl", "tv"):
             raise InvalidConfigError(f'divergence_kind must be "js", "kl" or "tv", got {self.divergence_kind!r}')
 
-    def members(self, evidence: Evidence) -> Tensor:
+    def mask(self, evidence: Evidence) -> Tensor:
         apart = divergence(target_gate(evidence), draft_gate(evidence), self.divergence_kind)
-        return (apart <= self.threshold) & by_model(evidence) & bool(self.threshold > 0)
+        close = (apart <= self.threshold) & by_model(evidence) & bool(self.threshold > 0)
+        return close[..., None].expand_as(evidence.scores)

@@ -7,6 +7,7 @@ from typing import Any, Literal, cast, final
 import torch
 from torch import Tensor
 
+from hf_specdec.acceptance.emission import emitted_law
 from hf_specdec.acceptance.exact import exact_acceptance, exact_replacement
 from hf_specdec.acceptance.relaxed import check_range
 from hf_specdec.errors import InvalidConfigError
@@ -76,6 +77,12 @@ class EarlyExactGuard:
     def replacement(self, evidence: Evidence) -> Tensor:
         exact = exact_replacement(evidence)
         return self._blend(self.weight(evidence), exact, self.inner.replacement(evidence))
+
+    def emitted(self, evidence: Evidence) -> Tensor:
+        """`(batch, width, vocab)`, the law that is emitted: the target's or the inner rule's; NaN where both are blended."""
+        weight = self.weight(evidence)[..., None]
+        law = torch.where(weight == 1, emitted_law(self.inner, evidence), float("nan"))
+        return torch.where(weight == 0, evidence.p, law)
 
     def count(self, evidence: Evidence, outcome: Outcome) -> Mapping[str, Tensor]:
         """The inner rule's counts, where the inner rule decided."""

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import final
 
+import torch
 from torch import Tensor
 
 from hf_specdec.acceptance.relaxed import CoinRule, check_range
@@ -32,3 +33,6 @@ class Lenience(CoinRule):
     def acceptance(self, evidence: Evidence) -> Tensor:
         ratio = evidence.p_token / (self.lenience * evidence.q_token)
         return ratio.clamp(max=1.0).where(evidence.p_token > 0, 0.0)
+
+    def kept(self, evidence: Evidence, p: Tensor, q: Tensor) -> Tensor:
+        return torch.minimum(q, p / self.lenience)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar, final
 
+import torch
 from torch import Tensor
 
 from hf_specdec.acceptance.exact import exact_acceptance
@@ -35,3 +36,6 @@ class LossyEps(CoinRule):
 
     def acceptance(self, evidence: Evidence) -> Tensor:
         return (exact_acceptance(evidence) + self.eps).clamp(max=1.0).where(allowed(evidence), 0.0)
+
+    def kept(self, evidence: Evidence, p: Tensor, q: Tensor) -> Tensor:
+        return torch.minimum(q, p + self.eps * q).where(evidence.scores.isfinite(), 0.0)

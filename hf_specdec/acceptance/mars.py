@@ -5,8 +5,7 @@ from typing import final
 
 from torch import Tensor
 
-from hf_specdec.acceptance.relaxed import SetRule, check_range
-from hf_specdec.acceptance.topk import ranks
+from hf_specdec.acceptance.relaxed import MaskRule, check_range
 from hf_specdec.records import Evidence
 
 
@@ -15,7 +14,7 @@ __all__ = ["MARS"]
 
 @final
 @dataclass(frozen=True)
-class MARS(SetRule):
+class MARS(MaskRule):
     """Accepts one of the target's two best tokens where their raw logits nearly tie: `z2 / z1 > theta`.
 
     Published (baseline in SecureSD's code, arXiv 2610.08678): the ratio of raw logits and `theta = 0.9`. Ours: `z1 > 0` is
@@ -31,8 +30,8 @@ class MARS(SetRule):
     def __post_init__(self) -> None:
         check_range("theta", self.theta, 0.0, 1.0)
 
-    def members(self, evidence: Evidence) -> Tensor:
+    def mask(self, evidence: Evidence) -> Tensor:
         logits = evidence.target_logits.where(evidence.scores.isfinite(), float("-inf"))
         best, second = logits.topk(2, -1).values.unbind(-1)
         near = (best > 0) & (second > self.theta * best) & bool(self.theta < 1)
-        return near & (ranks(evidence) < 2)
+        return near[..., None] & (logits >= second[..., None])

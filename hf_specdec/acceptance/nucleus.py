@@ -7,7 +7,7 @@ from torch import Tensor
 
 from hf_specdec.acceptance.gates import target_gate
 from hf_specdec.acceptance.relaxed import SetRule, check_range
-from hf_specdec.laws import in_nucleus
+from hf_specdec.laws import in_nucleus, nucleus
 from hf_specdec.records import Evidence
 
 
@@ -41,3 +41,6 @@ class Nucleus(SetRule):
 
     def members(self, evidence: Evidence) -> Tensor:
         return in_nucleus(target_gate(evidence, self.score_temperature), evidence.tokens, self.nucleus_p)
+
+    def every_member(self, evidence: Evidence) -> Tensor:
+        return nucleus(target_gate(evidence, self.score_temperature), self.nucleus_p)

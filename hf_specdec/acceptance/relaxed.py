@@ -19,7 +19,18 @@ from hf_specdec.laws import one_hot, residual
 from hf_specdec.records import Evidence, Judged, Outcome
 
 
-__all__ = ["CoinRule", "LawRule", "RelaxedRule", "SetRule", "check_range", "count_relaxed", "whole_draft"]
+__all__ = [
+    "CoinRule",
+    "LawRule",
+    "MaskRule",
+    "RelaxedRule",
+    "SetRule",
+    "check_range",
+    "count_relaxed",
+    "proposal",
+    "tossed",
+    "whole_draft",
+]
 
 
 class RelaxedRule(ABC):
@@ -48,6 +59,15 @@ class RelaxedRule(ABC):
 class CoinRule(RelaxedRule):
     """Another coin, the exact residual."""
 
+    @abstractmethod
+    def kept(self, evidence: Evidence, p: Tensor, q: Tensor) -> Tensor:
+        """`(batch, width, vocab)`, the probability of each token to be drafted from `q` and kept."""
+
+    @final
+    def emitted(self, evidence: Evidence) -> Tensor:
+        """`(batch, width, vocab)`, the law that is emitted."""
+        return tossed(evidence, self.kept(evidence, evidence.p, proposal(evidence)))
+
     @final
     def replacement(self, evidence: Evidence) -> Tensor:
         return exact_replacement(evidence)
@@ -68,6 +88,19 @@ class SetRule(RelaxedRule):
     def members(self, evidence: Evidence) -> Tensor:
         """`(batch, width)`, drafts in the set; banned ones are taken out afterwards."""
 
+    def every_member(self, evidence: Evidence) -> Tensor | None:
+        """`(batch, width, vocab)`, all tokens of the set; None where it depends on more than the laws and the prefix."""
+        return None
+
+    @final
+    def emitted(self, evidence: Evidence) -> Tensor:
+        """`(batch, width, vocab)`, the law that is emitted; NaN where the set is not known as a whole."""
+        members = self.every_member(evidence)
+        if members is None:
+            return torch.full_like(evidence.scores, float("nan"))
+        q = proposal(evidence)
+        return tossed(evidence, q.where(members & evidence.scores.isfinite(), torch.minimum(evidence.p, q)))
+
     @final
     def acceptance(self, evidence: Evidence) -> Tensor:
         return exact_acceptance(evidence).where(~(self.members(evidence) & allowed(evidence)), 1.0)
@@ -79,6 +112,22 @@ class SetRule(RelaxedRule):
     @final
     def observe(self, judged: Judged) -> Mapping[str, Tensor]:
         return count_relaxed(judged, self.acceptance(judged.evidence))
+
+
+class MaskRule(SetRule):
+    """A set that is cheap to write down as a mask over the vocabulary."""
+
+    @abstractmethod
+    def mask(self, evidence: Evidence) -> Tensor:
+        """`(batch, width, vocab)`, the set."""
+
+    @final
+    def members(self, evidence: Evidence) -> Tensor:
+        return self.mask(evidence).gather(-1, evidence.tokens[..., None])[..., 0]
+
+    @final
+    def every_member(self, evidence: Evidence) -> Tensor:
+        return self.mask(evidence)
 
 
 class LawRule(RelaxedRule):
@@ -96,7 +145,7 @@ class LawRule(RelaxedRule):
     @final
     def emitted(self, evidence: Evidence) -> Tensor:
         """`(batch, width, vocab)`, the law that is emitted."""
-        p, q = evidence.p, _proposal(evidence)
+        p, q = evidence.p, proposal(evidence)
         law = self.law(evidence, p, q)
         banned = ~evidence.scores.isfinite() & (law > 0)
         kept = law.where(~banned, 0.0)
@@ -111,7 +160,7 @@ class LawRule(RelaxedRule):
 
     @final
     def replacement(self, evidence: Evidence) -> Tensor:
-        return residual(self.emitted(evidence)[:, 0], _proposal(evidence)[:, 0])
+        return residual(self.emitted(evidence)[:, 0], proposal(evidence)[:, 0])
 
     @final
     def observe(self, judged: Judged) -> Mapping[str, Tensor]:
@@ -122,6 +171,12 @@ def count_relaxed(judged: Judged, acceptance: Tensor) -> dict[str, Tensor]:
     """`relaxed_accepted`: kept drafts that the exact rule would have accepted less surely (under greedy decoding, not)."""
     relaxed = judged.accepted.to(acceptance.device) & (acceptance > exact_acceptance(judged.evidence))
     return {"relaxed_accepted": relaxed.sum(-1)}
+
+
+def tossed(evidence: Evidence, kept: Tensor) -> Tensor:
+    """`(batch, width, vocab)`, the law of a coin that keeps these masses and corrects from the exact residual."""
+    rejected = (1.0 - kept.sum(-1, keepdim=True)).clamp(min=0.0)
+    return kept + rejected * residual(evidence.p, proposal(evidence))
 
 
 def whole_draft(evidence: Evidence) -> tuple[Evidence, slice]:
@@ -136,7 +191,7 @@ def check_range(name: str, value: float, low: float, high: float, *, above: bool
         raise InvalidConfigError(f"{name} must lie in {'(' if above else '['}{low}, {high}], got {value}")
 
 
-def _proposal(evidence: Evidence) -> Tensor:
+def proposal(evidence: Evidence) -> Tensor:
     """`(batch, width, vocab)`, the law the drafts were drawn from."""
     if evidence.q is None:
         return one_hot(evidence.tokens, evidence.scores.shape[-1], evidence.scores.dtype)

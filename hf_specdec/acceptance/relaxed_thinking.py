@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from hf_specdec.acceptance.gates import target_gate
-from hf_specdec.acceptance.relaxed import SetRule, check_range
-from hf_specdec.acceptance.topk import ranks
+from hf_specdec.acceptance.relaxed import MaskRule, check_range
+from hf_specdec.acceptance.topk import best_tokens
 from hf_specdec.errors import InvalidConfigError
 from hf_specdec.records import Evidence
 
@@ -18,7 +18,7 @@ __all__ = ["RelaxedThinking"]
 
 @final
 @dataclass(frozen=True)
-class RelaxedThinking(SetRule):
+class RelaxedThinking(MaskRule):
     """Between the start and the end of thinking, accepts a draft among the target's top k that is not far behind the first.
 
     Published (serving engines' relaxed acceptance inside thinking): `x` in the top k and `p(x) >= r * p(top)`. Ours: the
@@ -48,11 +48,12 @@ class RelaxedThinking(SetRule):
             raise InvalidConfigError(f"top_k must be at least 0, got {self.top_k}")
         check_range("min_ratio", self.min_ratio, 0.0, 1.0)
 
-    def members(self, evidence: Evidence) -> Tensor:
+    def mask(self, evidence: Evidence) -> Tensor:
         law = target_gate(evidence)
-        close = law.gather(-1, evidence.tokens[..., None])[..., 0] >= self.min_ratio * law.amax(-1)
-        thinks = self._thinks(evidence).to(close.device)
-        return thinks & close & (ranks(evidence) < self.top_k) & (evidence.tokens != self.end_token_id)
+        close = law >= self.min_ratio * law.amax(-1, keepdim=True)
+        thinks = self._thinks(evidence).to(close.device)[..., None]
+        goes_on = torch.arange(law.shape[-1], device=close.device) != self.end_token_id
+        return thinks & close & best_tokens(evidence, self.top_k) & goes_on
 
     def _thinks(self, evidence: Evidence) -> Tensor:
         """`(batch, width)`, positions whose prefix has started thinking and not ended it."""

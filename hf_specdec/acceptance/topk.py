@@ -3,25 +3,29 @@
 from dataclasses import dataclass
 from typing import final
 
+import torch
 from torch import Tensor
 
-from hf_specdec.acceptance.relaxed import SetRule
+from hf_specdec.acceptance.relaxed import MaskRule
 from hf_specdec.errors import InvalidConfigError
 from hf_specdec.records import Evidence
 
 
-__all__ = ["TopK", "ranks"]
+__all__ = ["TopK", "best_tokens"]
 
 
-def ranks(evidence: Evidence) -> Tensor:
-    """`(batch, width)`, how many tokens that the processors left have a larger raw logit than the draft."""
+def best_tokens(evidence: Evidence, top_k: int) -> Tensor:
+    """`(batch, width, vocab)`, the `top_k` tokens with the largest raw logits among those that the processors left, and
+    what ties with the last of them."""
     logits = evidence.target_logits.where(evidence.scores.isfinite(), float("-inf"))
-    return (logits > logits.gather(-1, evidence.tokens[..., None])).sum(-1)
+    if top_k == 0:
+        return torch.zeros_like(logits, dtype=torch.bool)
+    return logits >= logits.topk(min(top_k, logits.shape[-1]), -1).values[..., -1:]
 
 
 @final
 @dataclass(frozen=True)
-class TopK(SetRule):
+class TopK(MaskRule):
     """Accepts a draft among the target's `k` most probable tokens.
 
     Published as a baseline (with `k` from 2 to 5). Ours: the rank is that of the raw logits among the tokens which the
@@ -37,5 +41,5 @@ class TopK(SetRule):
         if self.top_k < 0:
             raise InvalidConfigError(f"top_k must be at least 0, got {self.top_k}")
 
-    def members(self, evidence: Evidence) -> Tensor:
-        return ranks(evidence) < self.top_k
+    def mask(self, evidence: Evidence) -> Tensor:
+        return best_tokens(evidence, self.top_k)

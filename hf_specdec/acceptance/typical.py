@@ -6,7 +6,7 @@ from typing import final
 from torch import Tensor
 
 from hf_specdec.acceptance.gates import target_gate
-from hf_specdec.acceptance.relaxed import SetRule, check_range
+from hf_specdec.acceptance.relaxed import MaskRule, check_range
 from hf_specdec.laws import entropy
 from hf_specdec.records import Evidence
 
@@ -16,7 +16,7 @@ __all__ = ["Typical"]
 
 @final
 @dataclass(frozen=True)
-class Typical(SetRule):
+class Typical(MaskRule):
     """Accepts a draft whose untempered probability exceeds `min(epsilon, delta * exp(-H))`, H in nats.
 
     Published (arXiv 2401.10774 and its code): the threshold and both defaults. Ours: the untempered law, and the exact coin
@@ -34,6 +34,6 @@ class Typical(SetRule):
         check_range("epsilon", self.epsilon, 0.0, 1.0)
         check_range("delta", self.delta, 0.0, float("inf"))
 
-    def members(self, evidence: Evidence) -> Tensor:
-        probability = target_gate(evidence).gather(-1, evidence.tokens[..., None])[..., 0]
-        return probability > (self.delta * (-entropy(evidence.target_logits)).exp()).clamp(max=self.epsilon)
+    def mask(self, evidence: Evidence) -> Tensor:
+        threshold = (self.delta * (-entropy(evidence.target_logits)).exp()).clamp(max=self.epsilon)
+        return target_gate(evidence) > threshold[..., None]

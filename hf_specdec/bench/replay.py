@@ -12,10 +12,13 @@ length is judged over all prompts together:
   share of rounds that `s` drafted for, `w_0` that of rounds without a draft, and `E_s(g) = 1 + a_1 + a_1 a_2 + ...` up to `g`
   factors (equation 1 there, with an acceptance for each position). `a_i` is the share of the drafts of `s` judged at position
   `i` that were accepted, and 0 where none was judged.
-* The *ceiling* is the fastest way through the same text for one who knows beforehand how much of each recorded draft is
+* The *ceiling* of an arm is the best that recorded acceptances give at isolated costs, without any loop: the highest
+  `predicted_speedup`, and the highest of the best constant lengths, of all exact arms that draft from nothing but the
+  sources of the arm, itself among them.
+* The *oracle* is the fastest way through the same text for one who knows beforehand how much of each recorded draft is
   right: `f(T) = 0`, `f(t) = min(P(1) + f(t + 1), min over s, g <= m_s(t) of g d_s + P(g + 1) + f(t + g + 1))`. `m_s(t)` is the
   longest right draft of `s` that a recorded round shows after `t` tokens (one that is right for `m` tokens is right for
-  `m - 1` a token later), and a model's draft may go on as an n-gram's. `ceiling_speedup` is `r * T / f(0)`. It knows the
+  `m - 1` a token later), and a model's draft may go on as an n-gram's. `oracle_speedup` is `r * T / f(0)`. It knows the
   rounds of all arms that wrote the same text, of the sources that the arm itself uses, so for a hybrid it is the best mix of
   n-gram and model drafts.
 """
@@ -31,7 +34,7 @@ from hf_specdec.bench.costs import Costs
 from hf_specdec.bench.runner import Row
 
 
-__all__ = ["best_constant", "ceiling_seconds", "replay_seconds", "sources_of"]
+__all__ = ["best_constant", "oracle_seconds", "replay_seconds", "sources_of"]
 
 
 def step_seconds(source: str, costs: Costs) -> float:
@@ -109,7 +112,7 @@ def best_constant(rows: list[Row], costs: Costs, plain_seconds: float) -> dict[s
     return {"length": best, "speedup": by_length[best], "by_length": by_length}
 
 
-def ceiling_seconds(row: Row, known: Iterable[Row], sources: set[str], costs: Costs) -> float:
+def oracle_seconds(row: Row, known: Iterable[Row], sources: set[str], costs: Costs) -> float:
     """`f(0)`: the fewest isolated seconds in which the row's text can be decoded.
 
     A batch's rows share their passes and none can be faster than its own fastest way, so a batch takes at least as long as
@@ -124,7 +127,7 @@ def ceiling_seconds(row: Row, known: Iterable[Row], sources: set[str], costs: Co
     if row.batch:
         parts = [_rows_of(each) for each in known]
         return max(
-            ceiling_seconds(own, [each[place] for each in parts if place < len(each)], sources, costs)
+            oracle_seconds(own, [each[place] for each in parts if place < len(each)], sources, costs)
             for place, own in enumerate(_rows_of(row))
         )
     length = _num_tokens(row)

@@ -19,6 +19,7 @@ _COLUMNS = {
     "speedup": ("speed-up", "{:.2f}x"),
     "predicted_speedup": ("predicted", "{:.2f}x"),
     "ceiling_speedup": ("ceiling", "{:.2f}x"),
+    "oracle_speedup": ("oracle", "{:.2f}x"),
     "loop_efficiency": ("loop efficiency", "{:.2f}"),
     "tokens_per_round": ("tokens/round", "{:.2f}"),
     "acceptance_rate": ("acceptance", "{:.1%}"),

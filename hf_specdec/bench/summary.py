@@ -6,7 +6,7 @@ import statistics
 from typing import Any
 
 from hf_specdec.bench.costs import Costs
-from hf_specdec.bench.replay import best_constant, ceiling_seconds, replay_seconds, sources_of
+from hf_specdec.bench.replay import best_constant, oracle_seconds, replay_seconds, sources_of
 from hf_specdec.bench.runner import Row
 
 
@@ -27,8 +27,8 @@ def summarize(rows: list[Row], costs: Costs | None, *, sampled: bool = False) ->
         phase), `lossless` (whether the method keeps the target's law), `text_equal` (share of prompts whose tokens are
         plain's). For arms of this package also `acceptance_rate`, `accepted_at_position` (share of rounds that accepted at
         least so many), `events`, and, where costs were measured, `predicted_speedup`, `loop_efficiency` (`speedup /
-        predicted_speedup`), `replayed_tokens_per_second`, `ceiling_speedup` and `best_constant`, which
-        [`hf_specdec.bench.replay`] defines. What is not known of an arm is None.
+        predicted_speedup`), `replayed_tokens_per_second`, `ceiling_speedup`, `oracle_speedup` and
+        `best_constant`, which [`hf_specdec.bench.replay`] defines. What is not known of an arm is None.
 
         Of prompts that were decoded in batches, medians are over batches, `tokens_per_round` and the acceptance are those of
         a row, and there is no `best_constant`.
@@ -44,7 +44,26 @@ def summarize(rows: list[Row], costs: Costs | None, *, sampled: bool = False) ->
             if costs is not None:
                 summary[name] |= _predictions(own, rows, plain, costs.reduced if "-reduced" in name else costs)
                 summary[name]["loop_efficiency"] = summary[name]["speedup"] / summary[name]["predicted_speedup"]
+    _add_ceilings(summary, {name: sources_of(row for row in rows if row.arm == name) for name in summary})
     return summary
+
+
+def _add_ceilings(summary: dict[str, dict[str, Any]], sources: dict[str, set[str]]) -> None:
+    """The best prediction from an arm's own sources."""
+    predicted = [name for name in summary if summary[name]["predicted_speedup"] is not None]
+    for name in predicted:
+        rivals = [
+            other
+            for other in predicted
+            if other == name
+            or (
+                summary[other]["lossless"]
+                and sources[other] <= sources[name]
+                and ("-reduced" in other) == ("-reduced" in name)
+            )
+        ]
+        constants = [constant["speedup"] for other in rivals if (constant := summary[other]["best_constant"])]
+        summary[name]["ceiling_speedup"] = max([*(summary[other]["predicted_speedup"] for other in rivals), *constants])
 
 
 def predicted_speedup(rows: list[Row], plain: dict[int, Row], costs: Costs) -> float:
@@ -81,6 +100,7 @@ def _speeds(rows: list[Row], plain: dict[int, Row], sampled: bool) -> dict[str, 
         "predicted_speedup": None,
         "loop_efficiency": None,
         "ceiling_speedup": None,
+        "oracle_speedup": None,
         "best_constant": None,
         "lossless": True,  # of plain and stock decoding and of the peers' arms by their own account
         "text_equal": None if sampled else _equal_share(rows, plain),
@@ -112,12 +132,12 @@ def _counts(rows: list[Row]) -> dict[str, Any]:
 def _predictions(rows: list[Row], everyone: list[Row], plain: dict[int, Row], costs: Costs) -> dict[str, Any]:
     known = [row for row in everyone if row.rounds]
     sources = sources_of(rows)
-    ceilings = [ceiling_seconds(row, known, sources, costs) for row in rows]
+    fastest = [oracle_seconds(row, known, sources, costs) for row in rows]
     emitted = _num_emitted(rows)
     return {
         "predicted_speedup": predicted_speedup(rows, plain, costs),
         "replayed_tokens_per_second": emitted / replay_seconds(rows, costs),
-        "ceiling_speedup": _median_speedup(rows, plain, ceilings),
+        "oracle_speedup": _median_speedup(rows, plain, fastest),
         "best_constant": None if rows[0].batch else best_constant(rows, costs, _seconds_per_token(plain)),
     }
 

@@ -1,4 +1,4 @@
-"""`specdec calibrate`: EASD's thresholds, and the frequent part of a vocabulary, from texts."""
+"""`specdec calibrate`: the settings of methods, and the frequent part of a vocabulary, from texts."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hf_specdec.cli import options as opt
+from hf_specdec.cli.calibrate_csd import csd
+from hf_specdec.cli.calibrate_nucleus import nucleus
 from hf_specdec.cli.errors import CommandError, reports_errors
 from hf_specdec.cli.models import load_models, load_tokenizer, quiet
 from hf_specdec.cli.output import note, print_json, progress_bar
 from hf_specdec.cli.settings import build_config
 from hf_specdec.cli.texts import read_pairs, read_texts
+from hf_specdec.cli.train_cospec import calibrate_cospec
 
 
 if TYPE_CHECKING:
@@ -22,6 +25,9 @@ if TYPE_CHECKING:
 __all__ = ["app"]
 
 app = typer.Typer(help="Find a method's settings on your own texts.", no_args_is_help=True)
+app.command("cospec")(calibrate_cospec)
+app.command("csd")(csd)
+app.command("nucleus")(nucleus)
 
 
 @app.callback()
@@ -33,20 +39,12 @@ def _group() -> None:
 @reports_errors
 def easd(
     target: opt.Target,
-    draft: Annotated[
-        str,
-        typer.Option("--draft", "--assistant", "-a", help="Folder or Hub id of the draft model.", show_default=False),
-    ],
-    data: Annotated[
-        Path, typer.Option("--data", "-d", help="Texts: .txt with one a line, or .jsonl.", show_default=False)
-    ],
+    draft: opt.Draft,
+    data: opt.Texts,
     field: Annotated[str, typer.Option("--field", help="Field of a .jsonl file that holds the text.")] = "text",
-    prompt_field: Annotated[
-        str | None,
-        typer.Option("--prompt-field", help="Field with the prompt that the text answers; read, but not counted."),
-    ] = None,
+    prompt_field: opt.PromptField = None,
     limit: opt.Limit = None,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", min=2, help="Longest part of a text that is read.")] = 512,
+    max_tokens: opt.MaxTokens = 512,
     percentile: Annotated[
         float, typer.Option("--percentile", min=0.0, max=100.0, help="Share of positions below the thresholds.")
     ] = 95.0,

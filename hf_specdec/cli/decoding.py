@@ -61,8 +61,15 @@ class Decoding:
     options: dict[str, Any]
     seed: int | None = None
 
-    def run(self, prompt: str, tokens: list[int], show: Show | None = None) -> Answer:
-        """Continues one prompt, given as text and as token ids; `show` is called with new text as it is decoded."""
+    def run(
+        self,
+        prompt: str,
+        tokens: list[int],
+        show: Show | None = None,
+        on_round: Callable[[Round], None] = lambda round_: None,
+    ) -> Answer:
+        """Continues one prompt, given as text and as token ids; `show` is called with new text as it is decoded, `on_round`
+        with each round."""
         import torch
 
         if self.seed is not None:
@@ -78,12 +85,17 @@ class Decoding:
             summary += f"({stats['tokens_per_second']:.1f} tokens/s)"
         else:
             found: list[SpeculativeStats] = []
+
+            def add_round(round_: Round) -> None:
+                written.add_round(round_)
+                on_round(round_)
+
             self.models.target.generate(
                 **inputs,
                 speculative_config=self.config,
                 assistant_model=self.models.assistant,
                 tokenizer=self.models.tokenizer,
-                round_callback=written.add_round,
+                round_callback=add_round,
                 stats_callback=found.append,
             )
             stats, summary = found[0].to_dict(), found[0].summary()

@@ -11,6 +11,7 @@ import typer
 from hf_specdec.cli.errors import reports_errors
 from hf_specdec.cli.options import Debug, Json
 from hf_specdec.cli.output import note, print_json
+from hf_specdec.errors import InvalidConfigError
 
 
 __all__ = ["export"]
@@ -24,6 +25,7 @@ class FormatName(StrEnum):
     speculators = "speculators"
     vllm = "vllm"
     sglang = "sglang"
+    custom_generate = "custom_generate"
 
 
 @reports_errors
@@ -39,6 +41,12 @@ def export(
     allow_bin: Annotated[
         bool, typer.Option("--allow-bin", help="Read pytorch_model.bin where there are no safetensors.")
     ] = False,
+    repo: Annotated[
+        str | None,
+        typer.Option(
+            "--repo", help="Hub id from which custom_generate loads the drafter where the caller passes none."
+        ),
+    ] = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -48,13 +56,20 @@ def export(
     from hf_specdec.networks.checkpoint import read_checkpoint
     from hf_specdec.networks.export import export_drafter
 
+    if repo is not None and format is not FormatName.custom_generate:
+        raise InvalidConfigError(f"--repo is for --format custom_generate, and the format is {format.value}: drop it")
     with quiet():
         network = load_network(read_checkpoint(drafter, revision=revision, allow_bin=allow_bin))
         if target is not None:
             from hf_specdec.loading import load_model
 
             network.attach(load_model(target, packed=False))
-        folder = export_drafter(network, out, format.value)
+        if format is FormatName.custom_generate:
+            from hf_specdec.hub.custom_generate import export_custom_generate
+
+            folder = export_custom_generate(network, out, repo)
+        else:
+            folder = export_drafter(network, out, format.value)
     if as_json:
         print_json(
             {"drafter": drafter, "family": network.config.model_type, "format": format.value, "out": str(folder)}

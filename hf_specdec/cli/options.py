@@ -19,6 +19,7 @@ __all__ = [
     "DTypeName",
     "Debug",
     "DeviceMap",
+    "Draft",
     "DraftLength",
     "Drafting",
     "DraftingName",
@@ -27,8 +28,10 @@ __all__ = [
     "Json",
     "Limit",
     "MaxNewTokens",
+    "MaxTokens",
     "OverlapThreshold",
     "Plain",
+    "PromptField",
     "PromptFile",
     "Prompts",
     "Quantization",
@@ -40,9 +43,12 @@ __all__ = [
     "Target",
     "Temperature",
     "TextFile",
+    "Texts",
     "TopK",
     "TopN",
     "TopP",
+    "Trace",
+    "TraceHtml",
 ]
 
 
@@ -183,3 +189,19 @@ Stats = Annotated[bool, typer.Option("--stats", help="Show statistics after each
 Color = Annotated[
     bool | None, typer.Option("--color/--no-color", help="Colour accepted drafts. By default on a terminal.")
 ]
+
+Trace = Annotated[
+    bool, typer.Option("--trace", help="Show when a text is done how each token was decided, in colour on a terminal.")
+]
+TraceHtml = Annotated[Path | None, typer.Option("--trace-html", help="Write the same as a page.", show_default=False)]
+Draft = Annotated[
+    str, typer.Option("--draft", "--assistant", "-a", help="Folder or Hub id of the draft model.", show_default=False)
+]
+Texts = Annotated[
+    Path, typer.Option("--data", "-d", help="Texts: .txt with one a line, or .jsonl.", show_default=False)
+]
+PromptField = Annotated[
+    str | None,
+    typer.Option("--prompt-field", help="Field with the prompt that the text answers; read, but not counted."),
+]
+MaxTokens = Annotated[int, typer.Option("--max-tokens", min=2, help="Longest part of a text that is read.")]

@@ -1,4 +1,4 @@
-"""`specdec train`: a drafter network for a target."""
+"""`specdec train`: a drafter network for a target; other things that can be trained are commands below it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,19 @@ from typing import Annotated, Any
 import typer
 
 from hf_specdec.cli import options as opt
+from hf_specdec.cli import train_cospec, train_exit_heads
 from hf_specdec.cli import training_options as rl
 from hf_specdec.cli.errors import CommandError, reports_errors
 from hf_specdec.cli.output import note, print_json, progress_bar
 
 
-__all__ = ["train"]
+__all__ = ["app", "train"]
+
+app = typer.Typer(help="Train a drafter network, or what a subcommand names.")
+app.command("exit-heads")(train_exit_heads.exit_heads)
+app.command("cospec")(train_cospec.train_cospec)
+
+_NEEDED = ("target", "data", "recipe", "out")
 
 
 class RecipeName(StrEnum):
@@ -32,12 +39,18 @@ class RecipeName(StrEnum):
     wtv_grpo = "wtv+grpo"
 
 
+@app.callback(invoke_without_command=True)
 @reports_errors
 def train(
-    target: opt.Target,
-    data: opt.PromptFile,
-    recipe: Annotated[RecipeName, typer.Option("--recipe", help="Network and loss.", show_default=False)],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write to.", show_default=False)],
+    context: typer.Context,
+    target: Annotated[
+        str | None, typer.Option("--target", "--model", "-t", help="Folder or Hub id of the target; needed.")
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option("--data", help="Prompts: lines of text, or a .jsonl file; needed.")
+    ] = None,
+    recipe: Annotated[RecipeName | None, typer.Option("--recipe", help="Network and loss; needed.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder to write to; needed.")] = None,
     start: Annotated[
         Path | None,
         typer.Option("--start", help="A drafter to go on from, which all but hass, eagle3 and kl want."),
@@ -80,6 +93,9 @@ def train(
 
     The acceptance length is measured by the real decoding loop on prompts that a hash of their text holds out.
     """
+    if context.invoked_subcommand is not None:
+        _refuse_own_options(context)
+        return
     from hf_specdec.cli.models import load_models, quiet
     from hf_specdec.cli.texts import encode_prompt, read_texts
     from hf_specdec.training.answers import is_held_out
@@ -87,6 +103,9 @@ def train(
     from hf_specdec.training.rcsd import RCSDTraining
     from hf_specdec.training.recipes import stages_of
 
+    if target is None or data is None or recipe is None or out is None:
+        missing = ", ".join(f"--{name}" for name in _NEEDED if context.params[name] is None)
+        raise CommandError(f"specdec train needs {missing}; see specdec train --help")
     options = TrainingOptions(
         max_steps=max_steps,
         batch_size=batch_size,
@@ -134,6 +153,19 @@ def train(
     note(
         f"wrote {out}: tau {result['tau']:.3f} with {steps} drafts per round, over {len(sides[True])} held-out prompts"
     )
+
+
+def _refuse_own_options(context: typer.Context) -> None:
+    """Options before a subcommand would go nowhere."""
+    given = [name for name in context.params if _is_given(context, name)]
+    if given:
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in sorted(given))
+        raise CommandError(f"{names} must stand after {context.invoked_subcommand}")
+
+
+def _is_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def _run(

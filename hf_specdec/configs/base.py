@@ -11,10 +11,13 @@ from typing import Any, Literal
 from huggingface_hub import HfApi, hf_hub_download
 
 from hf_specdec.acceptance import ACCEPTANCE, EarlyExactGuard
+from hf_specdec.acceptance.correction_memory import check_pair
+from hf_specdec.configs.guarding import budgeted
 from hf_specdec.drafters import DraftVocabulary
 from hf_specdec.errors import InvalidConfigError
 from hf_specdec.lengths import LENGTHS, ConstantLength, CostTable, GoodputLength
 from hf_specdec.records import AcceptanceRule, LengthController
+from hf_specdec.trees import TreeShape
 
 
 __all__ = ["CONFIG_NAME", "BaseConfig"]
@@ -27,6 +30,7 @@ _PARTS: dict[str, Any] = {
     "cost_table": CostTable,
     "draft_vocabulary": DraftVocabulary,
     "early_exact_guard": EarlyExactGuard,
+    "tree_shape": TreeShape,
 }
 _CHOICES = {
     "drafting": ("auto", "model", "ngram", "hybrid"),
@@ -52,6 +56,11 @@ class BaseConfig(ABC):
         batching (`str`): `"ragged"`: rows advance on their own; refused when a processor or criterion is not known to
             judge rows independently. `"lockstep"`: all rows advance by the same number of tokens, and every processor and
             criterion sees the whole batch once per step, just as in plain decoding. `"auto"`: ragged where it is safe.
+        diagnostics (`bool`): Whether a relaxed rule's total variation to the target's law is measured at every judged
+            position, and rescued, rejected and changed tokens are counted. It passes over the vocabulary a few times more.
+        max_step_tv (`float`, *optional*): A step of a relaxed rule that would leave the target's law farther, in total
+            variation, is judged exactly; so is one whose distance is not known. Measures too.
+        tv_budget (`float`, *optional*): Most total variation of a row's steps together; acceptance is exact after it.
     """
 
     drafting: Literal["auto", "model", "ngram", "hybrid"] = "auto"
@@ -60,6 +69,9 @@ class BaseConfig(ABC):
     draft_vocabulary: DraftVocabulary | str | Path | None = None
     on_drafter_error: Literal["continue", "raise"] = "continue"
     batching: Literal["auto", "ragged", "lockstep"] = "auto"
+    diagnostics: bool = False
+    max_step_tv: float | None = None
+    tv_budget: float | None = None
 
     def __post_init__(self) -> None:
         for name, allowed in _CHOICES.items():
@@ -81,11 +93,31 @@ class BaseConfig(ABC):
         # Building the parts validates the method's own options before any model runs.
         _check_part("a length controller", self.controller(deterministic=True), "start")
         _check_part("an acceptance rule", self.rule, "acceptance", "replacement", "count")
+        self.run_rule()
 
     @property
     @abstractmethod
     def rule(self) -> AcceptanceRule:
         """The acceptance rule that these options describe."""
+
+    @property
+    def tree_shape(self) -> TreeShape | None:
+        """The largest tree that is drafted; None for chains."""
+        return None
+
+    def run_rule(self) -> AcceptanceRule:
+        """The rule of one run: `rule` itself, or behind its [`hf_specdec.acceptance.TVBudget`] where that is asked for."""
+        return budgeted(self.rule, self.diagnostics, self.max_step_tv, self.tv_budget)
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the pair of models that something in this config was learnt from; empty where nothing was, or it is unknown."""
+        return ""
+
+    def check_models(self, target: Any, draft: Any) -> None:
+        """Raises an [`InvalidConfigError`] if something in this config was learnt from another pair of models."""
+        if self.fingerprint:
+            check_pair(self.fingerprint, target.config, draft.config)
 
     def controller(self, *, deterministic: bool) -> LengthController:
         """The length controller; `deterministic` says that the draft length cannot change the text."""

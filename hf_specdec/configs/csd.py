@@ -27,7 +27,8 @@ class CSDConfig(BaseConfig):
         score_ratio (`float`): Least ratio of the untempered probabilities of draft and target token.
         mode (`str`): `"both"`, `"ocm"` (memory only) or `"scg"` (gate only).
         memory ([`CorrectionMemory`], `str` or `Path`, *optional*): What was learnt before. An object grows from call to call;
-            a saved one is read once and each call starts from a copy of it; without one each call starts from nothing.
+            a saved one is read once and each call starts from a copy of it; without one each call starts from nothing. One
+            with the fingerprint of another pair of models is refused.
         online_update (`bool`): Whether the memory grows while decoding.
         protected_tokens (`tuple[int, ...]`): Tokens that are never rescued nor replaced, beside ends of text.
         guard (`int`, *optional*): Generated tokens that are judged exactly first (arXiv 2610.08678); None for no guard.
@@ -56,6 +57,10 @@ class CSDConfig(BaseConfig):
             memory=self._memory(),
         )
         return guarded(rule, self.guard)
+
+    @property
+    def fingerprint(self) -> str:
+        return self._memory().fingerprint
 
     def _memory(self) -> CorrectionMemory:
         if isinstance(self.memory, CorrectionMemory):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from hf_specdec.acceptance import ACCEPTANCE, EarlyExactGuard, RelaxedRule
+from hf_specdec.acceptance import ACCEPTANCE, EarlyExactGuard, RelaxedRule, TVBudget
 from hf_specdec.errors import InvalidConfigError
 from hf_specdec.records import AcceptanceRule
 
 
-__all__ = ["DEFAULT_GUARD", "guarded", "rule_of"]
+__all__ = ["DEFAULT_GUARD", "budgeted", "guarded", "rule_of"]
 
 DEFAULT_GUARD = 2  # tokens, as published (arXiv 2610.08678)
 
@@ -25,10 +25,33 @@ def guarded(rule: AcceptanceRule, guard: int | str | None) -> AcceptanceRule:
     return rule if rule.lossless else EarlyExactGuard(rule, guard)
 
 
+def budgeted(
+    rule: AcceptanceRule, diagnostics: bool, max_step_tv: float | None, tv_budget: float | None
+) -> AcceptanceRule:
+    """The rule with the limits of a config; itself where there are none, or where it is lossless anyway.
+
+    Raises:
+        [`InvalidConfigError`]: If a limit is negative or no number.
+    """
+    if not isinstance(diagnostics, bool):
+        raise InvalidConfigError(f"diagnostics must be True or False, got {diagnostics!r}")
+    limits = {"max_step_tv": max_step_tv, "tv_budget": tv_budget}
+    for name, limit in limits.items():
+        if isinstance(limit, bool) or not isinstance(limit, int | float | None):
+            raise InvalidConfigError(f"{name} must be a number of at least 0 or None, got {limit!r}")
+    given = {name: float(limit) for name, limit in limits.items() if limit is not None}
+    limited = TVBudget(rule, **given)  # also where it is not used: the limits are checked
+    return limited if (diagnostics or given) and not rule.lossless else rule
+
+
 def rule_of(acceptance: AcceptanceRule | str, guard: int | str | None) -> AcceptanceRule:
     """A rule, or the one of that name, behind its guard; see [`hf_specdec.SpeculativeConfig`]."""
     if isinstance(acceptance, str) and acceptance not in ACCEPTANCE:
         raise InvalidConfigError(f"unknown acceptance {acceptance!r}; known: {', '.join(sorted(ACCEPTANCE))}")
+    if isinstance(acceptance, TVBudget):  # its ledger must start anew with each call
+        raise InvalidConfigError(
+            "acceptance is a TVBudget, which serves one run: pass its rule, and max_step_tv=... and tv_budget=... to the config"
+        )
     rule: AcceptanceRule = ACCEPTANCE[acceptance]() if isinstance(acceptance, str) else acceptance
     if guard == "auto":
         return guarded(rule, DEFAULT_GUARD) if isinstance(rule, RelaxedRule) else rule

@@ -8,8 +8,9 @@ from typing import Literal, final
 from hf_specdec.acceptance import Exact
 from hf_specdec.configs.base import BaseConfig
 from hf_specdec.errors import InvalidConfigError
-from hf_specdec.lengths import ConstantLength
+from hf_specdec.lengths import ConstantLength, GoodputTree, TreeLength
 from hf_specdec.records import AcceptanceRule, LengthController
+from hf_specdec.trees import TreeShape
 
 
 __all__ = ["RCSDConfig"]
@@ -22,25 +23,50 @@ class RCSDConfig(BaseConfig):
 
     Args:
         steps (`int`): Tokens drafted per round, unless `length` says how many.
-        tree (`str`, *optional*): Reserved for draft trees, which are not implemented: None drafts a chain.
+        tree ([`TreeShape`] or `str`, *optional*): Draft dynamic trees (EAGLE-2, arXiv 2406.16858) of this size; `"auto"` takes
+            the number of nodes that yields the most tokens per second, as [`GoodputTree`] measures it, and
+            `length=GoodputTree(...)` says how. None drafts a chain.
     """
 
     drafting: Literal["auto", "model", "ngram", "hybrid"] = "model"
     steps: int = 5
-    tree: str | None = None
+    tree: TreeShape | Literal["auto"] | None = None
 
     def __post_init__(self) -> None:
-        if self.tree is not None:
-            raise InvalidConfigError(
-                f"draft trees are not implemented yet: pass tree=None, which drafts a chain; got {self.tree!r}"
-            )
         if isinstance(self.steps, bool) or not isinstance(self.steps, int) or self.steps < 1:
             raise InvalidConfigError(f"steps must be an integer of at least 1, got {self.steps!r}")
+        self._check_tree()
         super().__post_init__()
+
+    def _check_tree(self) -> None:
+        if self.tree is None:
+            if isinstance(self.length, GoodputTree | TreeLength):
+                raise InvalidConfigError(f'{type(self.length).__name__} sizes trees: pass tree="auto" with it')
+            return
+        if self.tree != "auto" and not isinstance(self.tree, TreeShape):
+            raise InvalidConfigError(f'tree must be None, "auto" or a TreeShape, got {self.tree!r}')
+        if self.drafting != "model":
+            raise InvalidConfigError(
+                f'a drafter network drafts the tree alone: drop drafting="{self.drafting}", or draft chains with tree=None'
+            )
+        sized_by = self.tree == "auto" and isinstance(self.length, GoodputTree)
+        if self.length != "auto" and not sized_by:
+            raise InvalidConfigError(
+                f"length={self.length!r} and tree={self.tree!r} both say how far to draft: pass one of them, or "
+                'length=GoodputTree(...) with tree="auto"'
+            )
 
     @property
     def rule(self) -> AcceptanceRule:
         return Exact()
 
+    @property
+    def tree_shape(self) -> TreeShape | None:
+        if isinstance(self.length, GoodputTree):
+            return self.length.shape
+        return TreeShape() if self.tree == "auto" else self.tree
+
     def auto_length(self, deterministic: bool) -> LengthController:
-        return ConstantLength(self.steps)
+        if self.tree == "auto":
+            return GoodputTree()
+        return ConstantLength(self.steps) if self.tree is None else TreeLength(self.tree)

@@ -11,6 +11,7 @@ from hf_specdec.drafters.hybrid import HybridDrafter
 from hf_specdec.drafters.prompt_lookup import PromptLookupDrafter
 from hf_specdec.drafters.scripted import ScriptedDrafter
 from hf_specdec.drafters.self_draft import SelfDrafter
+from hf_specdec.drafters.tree import TreeDrafter
 
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "PromptLookupDrafter",
     "ScriptedDrafter",
     "SelfDrafter",
+    "TreeDrafter",
     "count_tokens",
     "tokenizer_fingerprint",
 ]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, final
 
 import torch
@@ -12,9 +12,11 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from hf_specdec._compat import undecorated_model
+from hf_specdec.drafters.adapter_run import AdapterRun
 from hf_specdec.drafters.base import DrafterBase, DraftSettings
 from hf_specdec.drafters.exit_policy import ExitPolicy
 from hf_specdec.errors import DrafterError
+from hf_specdec.features import TargetFeatures
 from hf_specdec.layer_gate import LayerGate
 from hf_specdec.layered_lm import LayeredLM
 from hf_specdec.networks.exit_heads import ExitHeads
@@ -48,12 +50,15 @@ class _Exit:
 class _Growing:
     """The drafts of one round as they grow, `(batch,)` tokens at a time."""
 
+    context: Context
     tokens: Tensor
     lengths: Tensor
+    ahead: int
     drafted: list[Tensor] = field(default_factory=list)
     depths: list[Tensor] = field(default_factory=list)
     laws: list[Tensor] = field(default_factory=list)
     logits: list[Tensor] = field(default_factory=list)
+    prefill_seconds: float = 0.0
 
     def append(self, tokens: Tensor, rows: Tensor) -> None:
         """Writes a token after each of `rows`."""
@@ -75,16 +80,30 @@ class SelfDrafter(DrafterBase):
         target ([`LayeredLM`]): The run's own target.
         policy ([`ExitPolicy`]): When tokens leave.
         heads ([`ExitHeads`], *optional*): Exit heads; raw ones without them.
+        prompt_states (`Mapping[int, TargetFeatures]`, *optional*): For adapters, by exit layer, the target's hidden states
+            along the prompt; none of a target that has read none yet.
     """
 
     def __init__(
-        self, settings: DraftSettings, target: LayeredLM, policy: ExitPolicy, heads: ExitHeads | None = None
+        self,
+        settings: DraftSettings,
+        target: LayeredLM,
+        policy: ExitPolicy,
+        heads: ExitHeads | None = None,
+        prompt_states: Mapping[int, TargetFeatures] | None = None,
     ) -> None:
         super().__init__(settings)
         self.target, self.policy = target, policy
         self.heads: Any = heads
         self.num_layers = len(target.gate.layers)
         self.exits = policy.exits_of(self.num_layers, None if heads is None else tuple(heads.config.exit_layers))
+        self.adapters: dict[int, AdapterRun] = {}
+        if heads is not None and heads.reads_context:
+            states = prompt_states or {depth: TargetFeatures(target.model, (depth,)) for depth in self.exits}
+            self.adapters = {
+                depth: AdapterRun(settings, target, heads.head(depth), depth, states[depth]) for depth in self.exits
+            }
+            target.on_pass = self._keep_states
 
     @classmethod
     def for_stock_loop(
@@ -113,7 +132,7 @@ class SelfDrafter(DrafterBase):
     def propose(self, context: Context, budget: Budget) -> Draft:
         most = budget.max_tokens.clamp(max=self.policy.max_width)
         going = context.unfinished & (most > 0)
-        growing = _Growing(context.tokens, context.lengths)
+        growing = _Growing(context, context.tokens, context.lengths, int(most.max()))
         num_drafted, num_attempted = torch.zeros_like(most), torch.zeros_like(most)
         sureness, shared_seconds = torch.ones(len(most)), 0.0
         while bool(going.any()):
@@ -147,13 +166,31 @@ class SelfDrafter(DrafterBase):
         return found
 
     def _exit_after(self, depth: int, growing: _Growing, going: Tensor) -> _Exit:
-        transform = None if self.heads is None else partial(self.heads, layer=depth)
-        logits = self.target.climb(growing.tokens, growing.lengths, depth, transform).float()
+        def head(hidden: Tensor) -> Tensor:
+            if depth in self.adapters:
+                mapped = self._adapted(self.adapters[depth], growing, going)
+            else:
+                mapped = self.heads(hidden.to(self.heads.device, self.heads.dtype), layer=depth)
+            return mapped.to(hidden)
+
+        transform = None if self.heads is None else head
+        logits = self.target.climb(growing.tokens, growing.lengths, depth, transform, growing.ahead).float()
         confidences = self.policy.confidence(logits, depth, self.num_layers).cpu()
         if bool(confidences[going].isnan().any()):
             raise DrafterError(f"the exit after layer {depth} gives logits that contain NaN")
         leaves = confidences >= self.policy.confidence_threshold
         return _Exit(torch.where(leaves, depth, 0), confidences, logits)
+
+    def _adapted(self, adapter: AdapterRun, growing: _Growing, going: Tensor) -> Tensor:
+        started, reads_prompt = time.perf_counter(), adapter.lm is None
+        mapped = adapter.read(growing.context, growing.tokens, growing.lengths, going)
+        if reads_prompt:
+            growing.prefill_seconds += time.perf_counter() - started
+        return mapped
+
+    def _keep_states(self) -> None:
+        for adapter in self.adapters.values():
+            adapter.keep()
 
     def _scores(self, growing: _Growing, logits: Tensor) -> Tensor:
         return warp(self.settings.warpers, growing.tokens, growing.lengths, logits[:, None])[:, 0]
@@ -184,6 +221,7 @@ class SelfDrafter(DrafterBase):
             source="self",
             num_attempted=num_attempted,
             exit_depths=torch.stack(growing.depths, -1) if growing.depths else None,
+            prefill_seconds=growing.prefill_seconds,
             shared_seconds=shared_seconds,
         )
 

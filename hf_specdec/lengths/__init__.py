@@ -7,9 +7,19 @@ from hf_specdec.lengths.confidence import ConfidenceLength
 from hf_specdec.lengths.constant import ConstantLength
 from hf_specdec.lengths.costs import CostTable
 from hf_specdec.lengths.goodput import GoodputLength
+from hf_specdec.lengths.tree import GoodputTree, TreeLength
 
 
-__all__ = ["LENGTHS", "AdditiveLength", "ConfidenceLength", "ConstantLength", "CostTable", "GoodputLength"]
+__all__ = [
+    "LENGTHS",
+    "AdditiveLength",
+    "ConfidenceLength",
+    "ConstantLength",
+    "CostTable",
+    "GoodputLength",
+    "GoodputTree",
+    "TreeLength",
+]
 
 LENGTHS = MappingProxyType(
     {
@@ -17,5 +27,7 @@ LENGTHS = MappingProxyType(
         "confidence": ConfidenceLength,
         "constant": ConstantLength,
         "goodput": GoodputLength,
+        "goodput_tree": GoodputTree,
+        "tree": TreeLength,
     }
 )

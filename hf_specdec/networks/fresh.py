@@ -18,7 +18,7 @@ from hf_specdec.networks.target import TargetIdentity
 from hf_specdec.networks.vocabulary import offsets_of
 
 
-__all__ = ["fresh_drafter"]
+__all__ = ["fresh_drafter", "layer_options"]
 
 # Attention scaling that depends on nothing but the positions; other kinds need tables made for the target's head size.
 _ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3")
@@ -36,7 +36,7 @@ def fresh_drafter(
     inner = undecorated_model(target)
     config = inner.config.get_text_config(decoder=True)
     identity = TargetIdentity.of(inner, tokenizer)
-    options = _layer_options(config) | {
+    options = layer_options(config) | {
         "target_name": identity.name,
         "target_tokenizer": identity.tokenizer,
         "target_weights": identity.weights,
@@ -75,7 +75,7 @@ def _draft_ids(vocab_size: int, draft_vocab_size: int | None, draft_token_ids: T
     return ids
 
 
-def _layer_options(config: PreTrainedConfig) -> dict[str, Any]:
+def layer_options(config: PreTrainedConfig) -> dict[str, Any]:
     """The shape of one of the target's layers, and its rotary parameters."""
     heads = config.num_attention_heads
     return {

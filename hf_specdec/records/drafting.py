@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from torch import Tensor
 from hf_specdec.errors import DrafterError
 
 
-__all__ = ["Budget", "Context", "Draft", "Drafter", "Forecast", "Plan"]
+__all__ = ["Budget", "Context", "Draft", "Drafter", "DropsRows", "Forecast", "Plan"]
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,8 @@ class Budget:
         ceiling (`torch.LongTensor` of shape `(batch,)`, *optional*): Most tokens for a drafter that asks the `forecast`;
             `max_tokens` is the advice for the others.
         forecast ([`Forecast`], *optional*): Helps drafters that have a choice of drafts.
+        max_nodes (`int`, *optional*): Most nodes of a tree, whose longest path `max_tokens` limits; as many as the drafter
+            likes where it is None.
     """
 
     max_tokens: Tensor
@@ -64,6 +66,7 @@ class Budget:
     min_survival: float = 0.0
     ceiling: Tensor | None = None
     forecast: Forecast | None = None
+    max_nodes: int | None = None
 
     @property
     def width(self) -> int:
@@ -78,6 +81,11 @@ class Budget:
         """The same with at most `most` (`(batch,)`) tokens per row."""
         ceiling = None if self.ceiling is None else torch.minimum(self.ceiling, most)
         return replace(self, max_tokens=torch.minimum(self.max_tokens, most), ceiling=ceiling)
+
+    def of_rows(self, rows: Tensor) -> Budget:
+        """That of some rows (`(kept,)`) only."""
+        ceiling = None if self.ceiling is None else self.ceiling[rows]
+        return replace(self, max_tokens=self.max_tokens[rows], ceiling=ceiling)
 
 
 @dataclass(frozen=True)
@@ -117,8 +125,8 @@ class Draft:
             None says that every token is a point mass (greedy or n-gram drafts).
         logits (`torch.FloatTensor` of shape `(batch, width, vocab)`, *optional*): The drafter's logits before any
             processor, for rules that measure its uncertainty.
-        parents (`torch.LongTensor` of shape `(batch, width)`, *optional*): Parent of each node when the draft is a tree;
-            None for a chain.
+        parents (`torch.LongTensor` of shape `(batch, width)`, *optional*): Parent of each node when the draft is a tree: an
+            earlier node, or -1 for the last committed token. None for a chain. `lengths` then counts nodes.
         source (`str`): What drafted, for the statistics.
         stretches (`Sequence[Sequence[tuple[str, int]]]`, *optional*): For each row, what kind of draft its tokens are,
             `(kind, tokens)` from left to right. None says that all are of the kind `source`.
@@ -157,6 +165,24 @@ class Draft:
         """`(batch, width)`, True where a row really drafted."""
         return torch.arange(self.width) < self.lengths[:, None]
 
+    @property
+    def depths(self) -> Tensor:
+        """`(batch, width)`, tokens on the path to each: `1, 2, ...` for a chain."""
+        if self.parents is None:
+            return torch.arange(1, self.width + 1).expand(self.tokens.shape)
+        depths, above = torch.ones_like(self.tokens), self.parents
+        while bool((above >= 0).any()):
+            depths = depths + (above >= 0)
+            above = torch.where(above >= 0, self.parents.gather(1, above.clamp(min=0)), -1)
+        return depths
+
+    @property
+    def longest(self) -> Tensor:
+        """`(batch,)`, tokens of each row's longest path: `lengths` for a chain."""
+        if self.parents is None or self.width == 0:
+            return self.lengths
+        return torch.where(self.valid, self.depths, 0).max(-1).values
+
     def first(self, most: Tensor) -> Draft:
         """The first `most[b]` tokens of each row."""
         if bool((self.lengths <= most).all()):
@@ -171,6 +197,7 @@ class Draft:
             lengths=lengths,
             q=None if self.q is None else self.q[:, :width],
             logits=None if self.logits is None else self.logits[:, :width],
+            parents=None if self.parents is None else self.parents[:, :width],
             stretches=[_cut(row, int(length)) for row, length in zip(self.kinds, lengths, strict=True)],
         )
 
@@ -186,9 +213,10 @@ class Draft:
                 f"a draft must have tokens [{rows}, width] and lengths [{rows}], got {tuple(self.tokens.shape)} and "
                 f"{tuple(self.lengths.shape)}"
             )
-        if bool((self.lengths > budget.limit).any()) or bool((self.lengths > self.width).any()):
+        self._check_parents()
+        if bool((self.longest > budget.limit).any()) or bool((self.lengths > self.width).any()):
             raise DrafterError(
-                f"a draft is longer than its budget: {self.lengths.tolist()} tokens in {self.width} columns, "
+                f"a draft is longer than its budget: {self.longest.tolist()} tokens in {self.width} columns, "
                 f"allowed {budget.limit.tolist()}"
             )
         drafted = self.tokens[self.valid]
@@ -201,6 +229,17 @@ class Draft:
         if self.logits is not None and bool(self.logits[self.valid.to(self.logits.device)].isnan().any()):
             raise DrafterError("the drafter's logits contain NaN")
         return self
+
+    def _check_parents(self) -> None:
+        if self.parents is None:
+            return
+        if self.parents.shape != self.tokens.shape:
+            raise DrafterError(
+                f"a tree needs one parent for each of its tokens {tuple(self.tokens.shape)}, got "
+                f"{tuple(self.parents.shape)}"
+            )
+        if bool(((self.parents < -1) | (self.parents >= torch.arange(self.width))).any()):
+            raise DrafterError(f"each node's parent must be -1 or an earlier node, got {self.parents.tolist()}")
 
 
 def _cut(stretches: Sequence[tuple[str, int]], length: int) -> list[tuple[str, int]]:
@@ -217,4 +256,18 @@ class Drafter(Protocol):
 
     def propose(self, context: Context, budget: Budget) -> Draft:
         """Drafts at most `budget.max_tokens[b]` tokens after row `b` of the context."""
+        ...
+
+
+@runtime_checkable
+class DropsRows(Protocol):
+    """A drafter that can go on without the rows of a batch that have finished."""
+
+    @property
+    def can_drop_rows(self) -> bool:
+        """Whether it really can."""
+        ...
+
+    def keep_rows(self, kept: Tensor) -> None:
+        """From now on the batch has only the rows at the places `kept` (`(kept,)`)."""
         ...

@@ -11,7 +11,18 @@ import torch
 from torch import Tensor
 
 
-__all__ = ["AcceptanceRule", "Evidence", "Judged", "Observer", "Outcome", "Place", "Verdict", "choice_law"]
+__all__ = [
+    "AcceptanceRule",
+    "Evidence",
+    "Explainer",
+    "Judged",
+    "KnownLaw",
+    "Observer",
+    "Outcome",
+    "Place",
+    "Verdict",
+    "choice_law",
+]
 
 
 @dataclass(frozen=True)
@@ -55,6 +66,7 @@ class Evidence:
         whole ([`Evidence`], *optional*): The evidence on the whole draft where this is only part of it. Scores of later
             positions are then the raw logits, since no processor may see a prefix that is not committed.
         first (`int`): Index of the first position in the whole draft.
+        index (`torch.LongTensor` of shape `(batch,)`, *optional*): The same by row, where each row shows another position.
     """
 
     tokens: Tensor
@@ -67,6 +79,7 @@ class Evidence:
     place: Place | None = None
     whole: Evidence | None = None
     first: int = 0
+    index: Tensor | None = None
 
     @cached_property
     def p(self) -> Tensor:
@@ -103,6 +116,8 @@ class Evidence:
             q=pick(self.q),
             draft_logits=pick(self.draft_logits),
             place=self.place and replace(self.place, columns=self.place.columns.gather(1, position.cpu()[:, None])),
+            whole=self if self.whole is None else self.whole,
+            index=position + self.first,
         )
 
 
@@ -137,11 +152,16 @@ class Judged:
         reached (`torch.BoolTensor` of shape `(batch, width)`): Positions judged and committed: the accepted drafts and the
             first rejected one.
         accepted (`torch.BoolTensor` of shape `(batch, width)`): Drafts that were kept.
+        uniforms (`torch.FloatTensor` of shape `(batch, width)`, *optional*): The numbers in [0, 1) thrown at the drafts.
+        next_tokens (`torch.LongTensor` of shape `(batch,)`, *optional*): What was emitted in place of the first rejected
+            draft, in rows that rejected one.
     """
 
     evidence: Evidence
     reached: Tensor
     accepted: Tensor
+    uniforms: Tensor | None = None
+    next_tokens: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -152,11 +172,13 @@ class Verdict:
         num_accepted (`torch.LongTensor` of shape `(batch,)`): Leading drafts accepted.
         next_tokens (`torch.LongTensor` of shape `(batch,)`): The correction, or the bonus after a fully accepted draft.
         events (`dict[str, torch.LongTensor]`): Counts of shape `(batch,)` the rule reports for this round.
+        uniforms (`torch.FloatTensor` of shape `(batch, width)`, *optional*): The numbers in [0, 1) thrown at the drafts.
     """
 
     num_accepted: Tensor
     next_tokens: Tensor
     events: Mapping[str, Tensor] = field(default_factory=dict)
+    uniforms: Tensor | None = None
 
 
 class AcceptanceRule(Protocol):
@@ -191,10 +213,27 @@ class AcceptanceRule(Protocol):
 
 
 @runtime_checkable
-@runtime_checkable
 class Observer(Protocol):
     """A rule that looks at what was committed: to count it, or to learn from it in a memory of its own."""
 
     def observe(self, judged: Judged) -> Mapping[str, Tensor]:
         """Called by the loop after a round's commit; returns counts of shape `(batch,)` to report."""
+        ...
+
+
+@runtime_checkable
+class KnownLaw(Protocol):
+    """A rule whose emitted law is known in closed form."""
+
+    def emitted(self, evidence: Evidence) -> Tensor:
+        """`(batch, width, vocab)`, the law of the token at each position that is reached; NaN where it is not known."""
+        ...
+
+
+@runtime_checkable
+class Explainer(Protocol):
+    """A rule that says of every position how it was decided."""
+
+    def explain(self, judged: Judged) -> Mapping[str, Tensor]:
+        """Called before `observe` with the same round; values of shape `(batch, width)` for [`Round.marks`]."""
         ...

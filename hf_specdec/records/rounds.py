@@ -21,7 +21,8 @@ class Round:
     Args:
         emitted (`list[list[int]]`): New tokens of each row, cut where the row stopped.
         num_drafted (`torch.LongTensor` of shape `(batch,)`): Drafts that were put before the target.
-        num_verified (`torch.LongTensor` of shape `(batch,)`): Drafts judged: the accepted ones and the first rejected one.
+        num_verified (`torch.LongTensor` of shape `(batch,)`): Drafts judged: the accepted ones and the first rejected one. The
+            children of one node of a tree count as one.
         num_accepted (`torch.LongTensor` of shape `(batch,)`): Drafts accepted *and* kept after stopping criteria.
         unfinished (`torch.BoolTensor` of shape `(batch,)`): Rows that go on after this round.
         draft_seconds (`float`): Time spent drafting.
@@ -35,6 +36,12 @@ class Round:
             column `i` counts the value `i`.
         problem (`str`, *optional*): What went wrong with the drafter in this round.
         num_attempted (`torch.LongTensor` of shape `(batch,)`, *optional*): As in [`Draft`].
+        path (`torch.LongTensor` of shape `(batch, depth)`, *optional*): Of a tree, the nodes accepted and kept, from the root
+            on; -1 after the last.
+        longest (`torch.LongTensor` of shape `(batch,)`, *optional*): Tokens of each row's longest path, where it drafted a
+            tree; `num_drafted` then counts nodes.
+        marks (`dict[str, torch.Tensor]`): What a rule that explains itself says of each judged position, of shape
+            `(batch, width)`: `rescued` (bool) and `step_tv` (NaN where unknown).
     """
 
     emitted: Sequence[Sequence[int]]
@@ -51,6 +58,9 @@ class Round:
     events: Mapping[str, Any] = field(default_factory=dict)
     problem: str | None = None
     num_attempted: Tensor | None = None
+    path: Tensor | None = None
+    longest: Tensor | None = None
+    marks: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def kinds(self) -> Sequence[Sequence[tuple[str, int]]]:

@@ -1,4 +1,4 @@
-"""Replays and ceilings: by hand, and the ceiling against every schedule there is."""
+"""Replays, ceilings and oracles: by hand, and the oracle against every schedule there is."""
 
 import itertools
 from dataclasses import replace
@@ -8,7 +8,7 @@ import torch
 
 from hf_specdec import SpeculativeConfig
 from hf_specdec.bench import Arm, Benchmark, Costs, Row, parse_arm, summarize
-from hf_specdec.bench.replay import best_constant, ceiling_seconds, replay_seconds, sources_of
+from hf_specdec.bench.replay import best_constant, oracle_seconds, replay_seconds, sources_of
 from tests.bench.test_runner import WordPieces
 from tests.toys import noisy_copy, prompts, tiny_llama
 
@@ -41,10 +41,10 @@ def test_a_replay_sums_isolated_costs():
 
 def test_a_batch_waits_for_its_slowest_row():
     quick, slow = row((3, 4, "model"), (0, 1, "none")), row(*[(0, 1, "none")] * 5, tokens=[9] * 6)
-    alone = [ceiling_seconds(each, [each], {"model"}, COSTS) for each in (quick, slow)]
+    alone = [oracle_seconds(each, [each], {"model"}, COSTS) for each in (quick, slow)]
     assert alone == pytest.approx([3 * 0.25 + 1.4 + 1.0, 5.0])
     both = replace(quick, batch=[quick.tokens, slow.tokens], row_rounds=[quick.rounds, slow.rounds])
-    assert ceiling_seconds(both, [both], {"model"}, COSTS) == max(alone)
+    assert oracle_seconds(both, [both], {"model"}, COSTS) == max(alone)
 
 
 def test_constant_lengths_by_hand():
@@ -106,7 +106,7 @@ def every_schedule(length, reach, costs):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_the_ceiling_is_the_best_of_all_schedules(seed):
+def test_the_oracle_is_the_best_of_all_schedules(seed):
     generator = torch.Generator().manual_seed(seed)
 
     def random_row(source, arm):
@@ -127,33 +127,33 @@ def test_the_ceiling_is_the_best_of_all_schedules(seed):
             for ahead in range(right):
                 reach[source][place + ahead] = right - ahead
             place += emitted
-    both = ceiling_seconds(rows[0], rows, {"model", "ngram"}, COSTS)
+    both = oracle_seconds(rows[0], rows, {"model", "ngram"}, COSTS)
     assert both == pytest.approx(every_schedule(8, reach, COSTS))
-    alone = ceiling_seconds(rows[0], rows, {"model"}, COSTS)
+    alone = oracle_seconds(rows[0], rows, {"model"}, COSTS)
     assert alone == pytest.approx(every_schedule(8, {"model": reach["model"]}, COSTS))
     assert both <= alone <= replay_seconds(rows[:1], COSTS)
 
 
 def test_the_parts_of_an_extended_draft_teach_apart():
     extended = row((3, 4, "hybrid", [["model", 1], ["ngram", 2]]), (0, 1, "none"))
-    assert ceiling_seconds(extended, [extended], {"model", "ngram"}, COSTS) == pytest.approx(0.25 + 1.4 + 1.0)
-    assert ceiling_seconds(extended, [extended], {"model"}, COSTS) == pytest.approx(0.25 + 1.1 + 3.0)
+    assert oracle_seconds(extended, [extended], {"model", "ngram"}, COSTS) == pytest.approx(0.25 + 1.4 + 1.0)
+    assert oracle_seconds(extended, [extended], {"model"}, COSTS) == pytest.approx(0.25 + 1.1 + 3.0)
     half = row((3, 2, "hybrid", [["model", 2], ["ngram", 1]]), (0, 1, "none"))
-    assert ceiling_seconds(half, [half], {"model", "ngram"}, COSTS) == pytest.approx(0.25 + 1.1 + 1.0)
+    assert oracle_seconds(half, [half], {"model", "ngram"}, COSTS) == pytest.approx(0.25 + 1.1 + 1.0)
 
 
 def test_rounds_of_other_texts_and_prompts_teach_nothing():
     own = row((1, 1, "model"), (0, 1, "none"), (0, 1, "none"))
     right = row((2, 3, "model"))
-    assert ceiling_seconds(own, [own], {"model"}, COSTS) == pytest.approx(3.0)
-    assert ceiling_seconds(own, [own, right], {"model"}, COSTS) == pytest.approx(0.5 + 1.2)
+    assert oracle_seconds(own, [own], {"model"}, COSTS) == pytest.approx(3.0)
+    assert oracle_seconds(own, [own, right], {"model"}, COSTS) == pytest.approx(0.5 + 1.2)
     for other in (row((2, 3, "model"), tokens=[9, 9, 9, 9]), row((2, 3, "model"), prompt=1)):
-        assert ceiling_seconds(own, [own, other], {"model"}, COSTS) == pytest.approx(3.0)
+        assert oracle_seconds(own, [own, other], {"model"}, COSTS) == pytest.approx(3.0)
 
 
 def test_a_pass_may_run_wider_where_that_is_cheaper():
     noisy = Costs({1: 1.0, 2: 1.5, 3: 1.2}, draft_step=0.0, prefix_length=8)
-    assert ceiling_seconds(row((1, 2, "ngram")), [row((1, 2, "ngram"))], {"ngram"}, noisy) == pytest.approx(1.2)
+    assert oracle_seconds(row((1, 2, "ngram")), [row((1, 2, "ngram"))], {"ngram"}, noisy) == pytest.approx(1.2)
 
 
 def test_real_runs_stand_in_order():
@@ -165,8 +165,32 @@ def test_real_runs_stand_in_order():
     rows = Benchmark(target, draft, WordPieces(), texts, arms, max_new_tokens=24).run()
     figures = summarize(rows, COSTS)
     for name in ("model-3", "ngram-3", "mix"):
+        assert figures[name]["oracle_speedup"] >= figures[name]["predicted_speedup"]
         assert figures[name]["ceiling_speedup"] >= figures[name]["predicted_speedup"] > 0
         assert figures[name]["text_equal"] == 1.0
         assert figures[name]["best_constant"]["speedup"] > 0
-    parts = figures["model-3"]["ceiling_speedup"], figures["ngram-3"]["ceiling_speedup"]
-    assert figures["mix"]["ceiling_speedup"] >= max(parts) - 1e-9
+    for figure in ("ceiling_speedup", "oracle_speedup"):
+        parts = figures["model-3"][figure], figures["ngram-3"][figure]
+        assert figures["mix"][figure] >= max(parts) - 1e-9
+
+
+def test_a_ceiling_is_the_best_exact_arm_of_the_same_drafters():
+    rows = [
+        row(*[(0, 1, "none")] * 8, arm="plain"),
+        row((3, 4, "model"), (3, 4, "model"), arm="good"),
+        row(*[(1, 2, "model")] * 4, arm="weak"),
+        row((7, 8, "model"), arm="easd"),
+        row(*[(1, 2, "ngram")] * 4, arm="lookup"),
+        row((3, 4, "model"), (1, 2, "ngram"), (1, 2, "ngram"), arm="mix"),
+        row(*[(3, 4, "model")] * 2, arm="good-reduced"),
+    ]
+    rows[0].stats.clear()
+    rows[3].stats["lossless"] = False
+    figures = summarize(rows, replace(COSTS, reduced_step=0.01))
+    ceilings = {name: each["ceiling_speedup"] for name, each in figures.items()}
+    predicted = {name: each["predicted_speedup"] for name, each in figures.items()}
+    assert ceilings["plain"] is None
+    assert ceilings["good"] == ceilings["weak"] == predicted["good"] > predicted["weak"]
+    assert ceilings["easd"] == predicted["easd"] > predicted["good"]
+    assert ceilings["lookup"] == predicted["lookup"] < predicted["mix"] < ceilings["mix"]
+    assert predicted["good-reduced"] == ceilings["good-reduced"] > ceilings["good"]

@@ -252,3 +252,26 @@ def test_loading_leaves_transformers_as_it_was(run, pair):
         assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == (logging.INFO, True)
     finally:
         logging.set_verbosity(verbosity)
+
+
+@pytest.fixture
+def relaxed(tmp_path):
+    config = hf_specdec.NucleusConfig(nucleus_p=0.99, guard=None, length=3, on_drafter_error="raise")
+    config.save_pretrained(tmp_path / "relaxed")
+    return tmp_path / "relaxed"
+
+
+def test_a_trace_tells_how_each_token_was_decided(run, run_json, pair, relaxed, tmp_path):
+    command = ["generate", *pair.options, *RAW, "--prompt", PROMPT, "--config", relaxed]
+    text = run(*command).stdout.strip()
+    page = tmp_path / "trace.html"
+    result = run(*command, "--trace", "--trace-html", page, "--color")
+    assert without_colors(result.stdout).strip() == text
+    assert result.stdout.count("\x1b[") > 10
+    assert re.search(r"rescued: \d+, a draft that only the relaxed rule kept", result.stderr)
+    (output,) = run_json(*command, "--trace-html", page)["outputs"]
+    assert output["trace"]["counts"]["rescued"] == output["stats"]["events"]["rescued"] > 0
+    assert output["stats"]["mean_step_tv"] > 0
+    assert page.read_text().count('<span class="rescued" title=') == output["trace"]["counts"]["rescued"]
+    assert run(*command, "--trace").stdout.strip() == text
+    assert "--plain decides every token" in run(*command[:-2], "--plain", "--trace", code=2).stderr

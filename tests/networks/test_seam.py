@@ -206,7 +206,7 @@ def test_a_drafter_without_its_target():
 def test_steps():
     assert RCSDConfig(steps=3).controller(deterministic=True).length == 3
     assert RCSDConfig.from_dict(RCSDConfig(steps=4).to_dict()) == RCSDConfig(steps=4)
-    for options in ({"steps": 0}, {"steps": True}, {"tree": "auto"}):
+    for options in ({"steps": 0}, {"steps": True}, {"tree": "large"}):
         with pytest.raises(InvalidConfigError):
             RCSDConfig(**options)
 

@@ -1,28 +1,48 @@
-"""The shape of exit heads."""
+"""Configuration of exit heads."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from transformers import PreTrainedConfig
+from huggingface_hub.dataclasses import strict
+from transformers import LlamaConfig, PreTrainedConfig
 
 from hf_specdec.errors import InvalidConfigError
 
 
-__all__ = ["KINDS", "ExitHeadsConfig"]
+__all__ = ["KINDS", "ExitAdapterConfig", "ExitHeadsConfig"]
 
 KINDS = ("raw", "linear", "adapter")
 
 
+@strict
+class ExitAdapterConfig(LlamaConfig):
+    r"""
+    Configuration of an [`ExitAdapter`]: one layer with the shape of its target's.
+
+    Args:
+        qk_norm (`bool`, defaults to `False`): Whether queries and keys are normalised per head, as in Qwen3.
+        kwargs: As in `LlamaConfig`; `attention_bias` is about queries, keys and values only.
+    """
+
+    model_type = "hf_specdec_exit_adapter"
+
+    num_hidden_layers: int = 1
+    qk_norm: bool = False
+
+
 class ExitHeadsConfig(PreTrainedConfig):
-    """Where the heads sit and what they are.
+    """Where the heads sit, what they are, and whose they are.
 
     Args:
         kind (`str`): `"raw"`: nothing, the logit lens. `"linear"`: a matrix per layer, which is AdaDecode's published form.
-            `"adapter"`: a residual bottleneck per layer (ours).
+            `"adapter"`: a transformer layer with keys and values of its own, and a matrix (the layer is Kangaroo's published
+            form, arXiv 2404.18911, though without an MLP there; the matrix is ours).
         exit_layers (`list[int]`): Numbers of layers, from the bottom, after which a head sits.
         hidden_size (`int`): Width of the target's hidden states.
-        adapter_size (`int`): Width of the bottleneck of an adapter.
+        adapter (`dict`, *optional*): Options of [`ExitAdapterConfig`] for adapters; a small layer by default.
+        target_name, target_tokenizer, target_weights (`str`, *optional*): The target they were fitted to.
+        figures (`dict`, *optional*): What fitting measured, which the card shows.
     """
 
     model_type = "hf_specdec_exit_heads"
@@ -32,19 +52,29 @@ class ExitHeadsConfig(PreTrainedConfig):
         kind: str = "raw",
         exit_layers: list[int] | tuple[int, ...] = (),
         hidden_size: int = 0,
-        adapter_size: int = 64,
+        adapter: dict[str, Any] | None = None,
+        target_name: str | None = None,
+        target_tokenizer: str | None = None,
+        target_weights: str | None = None,
+        figures: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
         if kind not in KINDS:
             raise InvalidConfigError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
         if list(exit_layers) != sorted({int(layer) for layer in exit_layers}) or any(each < 1 for each in exit_layers):
             raise InvalidConfigError(f"exit_layers must be different layers of at least 1 by depth, got {exit_layers}")
-        if kind != "raw" and (hidden_size < 1 or adapter_size < 1):
-            raise InvalidConfigError(
-                f"{kind} heads need hidden_size and adapter_size, got {hidden_size} and {adapter_size}"
-            )
+        if kind != "raw" and hidden_size < 1:
+            raise InvalidConfigError(f"{kind} heads need the target's hidden_size, got {hidden_size}")
         self.kind = kind
         self.exit_layers = list(exit_layers)
         self.hidden_size = hidden_size
-        self.adapter_size = adapter_size
+        self.adapter = adapter
+        self.target_name, self.target_tokenizer, self.target_weights = target_name, target_tokenizer, target_weights
+        self.figures = figures
         super().__init__(**kwargs)
+
+    def adapter_config(self) -> ExitAdapterConfig:
+        """The shape of an adapter's layer."""
+        heads = max(1, self.hidden_size // 64)
+        small = {"num_attention_heads": heads, "num_key_value_heads": heads, "intermediate_size": 2 * self.hidden_size}
+        return ExitAdapterConfig(**{"hidden_size": self.hidden_size, **(self.adapter or small)})

@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
 import torch
+from huggingface_hub import HfApi
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from hf_specdec.errors import InvalidConfigError
+from hf_specdec._compat import undecorated_model
+from hf_specdec.errors import IncompatibleDraftError, InvalidConfigError
+from hf_specdec.layer_gate import find_layers
+from hf_specdec.networks.exit_heads.adapter import ExitAdapter
+from hf_specdec.networks.exit_heads.card import CARD, render_card
 from hf_specdec.networks.exit_heads.configuration import ExitHeadsConfig
+from hf_specdec.networks.fresh import layer_options
+from hf_specdec.networks.target import TargetIdentity
 
 
 __all__ = ["ExitHeads"]
-
-
-class _FromZero(nn.Linear):
-    """A linear map that begins as zero. A class of its own, as transformers initialises each parameter only once."""
-
-
-class _Adapter(nn.Module):
-    """A residual bottleneck; it begins as the identity."""
-
-    def __init__(self, hidden_size: int, adapter_size: int) -> None:
-        super().__init__()
-        self.down = nn.Linear(hidden_size, adapter_size)
-        self.up = _FromZero(adapter_size, hidden_size)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        return hidden + self.up(nn.functional.silu(self.down(hidden)))
 
 
 class ExitHeads(PreTrainedModel):
@@ -41,6 +38,9 @@ class ExitHeads(PreTrainedModel):
     config_class = ExitHeadsConfig
     base_model_prefix = "exit_heads"
     main_input_name = "hidden_states"
+    _supports_sdpa = True
+    _supports_attention_backend = True
+    _checked: weakref.ref[Any] | None = None
 
     def __init__(self, config: ExitHeadsConfig) -> None:
         super().__init__(config)
@@ -49,34 +49,132 @@ class ExitHeads(PreTrainedModel):
 
     def _new_head(self) -> nn.Module:
         config = self.config
-        if config.kind == "linear":
-            return nn.Linear(config.hidden_size, config.hidden_size)
-        return nn.Identity() if config.kind == "raw" else _Adapter(config.hidden_size, config.adapter_size)
+        if config.kind == "adapter":
+            return ExitAdapter(config.adapter_config())
+        return nn.Identity() if config.kind == "raw" else nn.Linear(config.hidden_size, config.hidden_size)
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        if not isinstance(module, nn.Linear):
-            return
-        nn.init.zeros_(module.bias)
-        if isinstance(module, _FromZero):
-            nn.init.zeros_(module.weight)
-        elif module.weight.shape[0] == module.weight.shape[1]:
+        if isinstance(module, nn.Linear):
             nn.init.eye_(module.weight)
-        else:
-            nn.init.normal_(module.weight, std=0.02)
+            nn.init.zeros_(module.bias)
+
+    @classmethod
+    def for_target(cls, target: Any, kind: str, exit_layers: Sequence[int], tokenizer: Any = None) -> ExitHeads:
+        """Unfitted heads in float32, with the target's fingerprint.
+
+        An adapter's layer starts as a copy of the target's next layer, where that has the same parameters (ours); elsewhere it
+        starts as the identity.
+
+        Args:
+            target (`PreTrainedModel`): The target; nothing of it is changed.
+            kind (`str`): See [`ExitHeadsConfig`].
+            exit_layers (`Sequence[int]`): Where the heads sit.
+            tokenizer (`PreTrainedTokenizerBase`, *optional*): The target's, whose hash the heads then carry.
+
+        Raises:
+            [`InvalidConfigError`]: If a layer is not one of the target's inner ones.
+        """
+        inner, layers = undecorated_model(target), find_layers(target)
+        if not exit_layers or max(exit_layers) >= len(layers):
+            raise InvalidConfigError(
+                f"exit_layers must be some of the layers 1 to {len(layers) - 1}, got {list(exit_layers)}"
+            )
+        config, identity = inner.config.get_text_config(decoder=True), TargetIdentity.of(inner, tokenizer)
+        bias, qk_norm = (f"self_attn.{name}" in layers[0].state_dict() for name in ("q_proj.bias", "q_norm.weight"))
+        shape = layer_options(config) | {"attention_bias": bias, "qk_norm": qk_norm} if kind == "adapter" else None
+        options = {"target_tokenizer": identity.tokenizer, "target_weights": identity.weights}
+        heads = cls(
+            ExitHeadsConfig(
+                kind, list(exit_layers), config.hidden_size, shape, identity.name, **({} if kind == "raw" else options)
+            )
+        ).to(inner.device)
+        for depth in exit_layers if kind == "adapter" else ():
+            _copy_layer(layers[depth], heads.heads[str(depth)].layer)
+        return heads
+
+    def check_target(self, target: Any, tokenizer: Any = None) -> None:
+        """Checks that these heads were fitted to `target`.
+
+        Args:
+            target (`PreTrainedModel`): The target.
+            tokenizer (`PreTrainedTokenizerBase`, *optional*): Its tokenizer, for heads that name its hash.
+
+        Raises:
+            [`IncompatibleDraftError`]: If width, tokenizer or base weights are others'.
+        """
+        inner = undecorated_model(target)
+        if self.config.kind == "raw" or (self._checked is not None and self._checked() is inner):
+            return
+        width = inner.config.get_text_config(decoder=True).hidden_size
+        if self.config.hidden_size != width:
+            raise IncompatibleDraftError(
+                f"the exit heads read hidden states of width {self.config.hidden_size}, and those of "
+                f"{type(inner).__name__} have {width}: load the heads that were fitted to this model"
+            )
+        TargetIdentity.of_config(self.config).check(inner, tokenizer)
+        self._checked = weakref.ref(inner)
+
+    @property
+    def reads_context(self) -> bool:
+        """Whether a head looks at the columns before its own, whose keys and values it then keeps."""
+        return bool(self.config.kind == "adapter")
+
+    def head(self, layer: int) -> Any:
+        """The head after `layer` layers.
+
+        Raises:
+            [`InvalidConfigError`]: If there is none.
+        """
+        if str(layer) not in self.heads:
+            raise InvalidConfigError(f"there is no exit head after layer {layer}; there are {self.config.exit_layers}")
+        return self.heads[str(layer)]
 
     def forward(self, hidden_states: Tensor, layer: int) -> Tensor:
         """What the target's final norm should see.
 
         Args:
-            hidden_states (`torch.FloatTensor` of shape `(batch, columns, hidden_size)`): After `layer` layers.
+            hidden_states (`torch.FloatTensor` of shape `(batch, columns, hidden_size)`): After `layer` layers; for adapters
+                all columns of the texts from the first on.
             layer (`int`): One of `config.exit_layers`.
 
         Raises:
             [`InvalidConfigError`]: If there is no head at that layer.
         """
-        if str(layer) not in self.heads:
-            raise InvalidConfigError(f"there is no exit head after layer {layer}; there are {self.config.exit_layers}")
-        head = self.heads[str(layer)]
-        result: Tensor = head(hidden_states)
+        head = self.head(layer)
+        result: Tensor = head(hidden_states).logits if self.reads_context else head(hidden_states)
         return result
+
+    def before_map(self, hidden_states: Tensor, layer: int) -> Tensor:
+        """What the head's matrix reads: an adapter's layer has run, and a linear head reads the hidden states themselves."""
+        body: Tensor = self.head(layer).body(hidden_states) if self.reads_context else hidden_states
+        return body
+
+    def map_of(self, layer: int) -> nn.Linear:
+        """The head's matrix."""
+        head = self.head(layer)
+        matrix: nn.Linear = head.map if self.reads_context else head
+        return matrix
+
+    def save_pretrained(self, save_directory: Any, **kwargs: Any) -> None:
+        """As in transformers, in safetensors, and with a card."""
+        super().save_pretrained(save_directory, **kwargs)
+        (Path(save_directory) / CARD).write_text(render_card(self.config), encoding="utf-8")
+
+    def push_to_hub(self, repo_id: str, *, private: bool | None = None, commit_message: str | None = None) -> str:
+        """Uploads weights, config and card in one commit and returns its address."""
+        api = HfApi()
+        repo = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
+        with TemporaryDirectory() as folder:
+            self.save_pretrained(folder)
+            commit = api.upload_folder(
+                repo_id=repo, folder_path=folder, commit_message=commit_message or "Upload exit heads"
+            )
+        return str(commit.commit_url)
+
+
+def _copy_layer(source: nn.Module, layer: nn.Module) -> None:
+    """Copies parameters where both layers have the same ones."""
+    theirs, ours = source.state_dict(), layer.state_dict()
+    if {name: value.shape for name, value in theirs.items()} == {name: value.shape for name, value in ours.items()}:
+        layer.load_state_dict({name: value.detach().float() for name, value in theirs.items()})

@@ -1,0 +1,88 @@
+"""A drafter's folder that is also a `custom_generate` repository, whose code `model.generate(custom_generate=...)` runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
+
+from hf_specdec.errors import InvalidConfigError
+from hf_specdec.networks.base import DraftNetwork
+from hf_specdec.networks.export import export_drafter
+
+
+__all__ = ["export_custom_generate"]
+
+# Transformers runs a copy of this file, so it cannot find the folder that it came from and must be told the drafter.
+_CODE = '''"""Speculative decoding with a drafter network; needs `pip install hf_specdec`.
+
+Use it as `model.generate(**inputs, custom_generate=THIS, trust_remote_code=True, drafter=...)`.
+"""
+
+import weakref
+
+import hf_specdec
+from hf_specdec.loading import load_assistant
+
+
+DRAFTER = {drafter!r}  # Hub id of the drafter that is loaded where none is passed
+
+_LOADED = weakref.WeakKeyDictionary()
+
+
+def generate(*args, model, drafter=None, draft_config="rcsd", **kwargs):
+    """As `GenerationMixin.generate`, with a drafter.
+
+    Args:
+        drafter: A drafter network, or the folder or Hub id of one; `assistant_model=` is the same.
+        draft_config: A config of hf_specdec, the name of a preset, or the folder or Hub id of a saved config.
+    """
+    assistant = kwargs.pop("assistant_model", None)
+    if drafter is not None and assistant is not None:
+        raise ValueError("assistant_model and drafter mean the same: pass one of them")
+    drafter = next((each for each in (drafter, assistant, DRAFTER) if each is not None), None)
+    if drafter is None:
+        raise ValueError(
+            "custom_generate does not know which drafter to load: pass drafter=..., the folder or Hub id of a drafter network. "
+            "Its author names one with `specdec export --format custom_generate --repo ORG/NAME`."
+        )
+    if isinstance(drafter, str) or hasattr(drafter, "__fspath__"):
+        loaded = _LOADED.setdefault(model, {{}})
+        if str(drafter) not in loaded:
+            loaded[str(drafter)] = load_assistant(drafter, model)
+        drafter = loaded[str(drafter)]
+    kwargs.pop("custom_generate", None)
+    kwargs.pop("trust_remote_code", None)
+    decode = hf_specdec.SpeculativeGenerationMixin.generate
+    return decode(model, *args, assistant_model=drafter, speculative_config=draft_config, **kwargs)
+'''
+
+
+def export_custom_generate(network: DraftNetwork, directory: str | Path, repo: str | None = None) -> Path:
+    """Writes a drafter in this package's own format, with `custom_generate/generate.py` beside it.
+
+    Args:
+        network ([`DraftNetwork`]): The network. It is not changed.
+        directory (`str` or path): Folder to write to.
+        repo (`str`, *optional*): Hub id under which the folder will be published. The code loads the drafter from there where
+            the caller passes none.
+
+    Returns:
+        `Path`: The folder.
+
+    Raises:
+        [`InvalidConfigError`]: If `repo` is no Hub id.
+    """
+    if repo is not None:
+        try:
+            validate_repo_id(repo)
+        except HFValidationError as error:
+            raise InvalidConfigError(f"--repo must be ORG/NAME, got {repo!r}: {error}") from error
+        if repo.count("/") != 1:
+            raise InvalidConfigError(f"--repo must be ORG/NAME, got {repo!r}")
+    folder = export_drafter(network, directory, "hf")
+    code = folder / "custom_generate" / "generate.py"
+    code.parent.mkdir(exist_ok=True)
+    code.write_text(_CODE.format(drafter=repo), encoding="utf-8")
+    return folder

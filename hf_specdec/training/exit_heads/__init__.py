@@ -1,0 +1,19 @@
+"""Fitting exit heads to a frozen target."""
+
+from hf_specdec.training.exit_heads.agreement import ExitAgreement, measure_agreement
+from hf_specdec.training.exit_heads.fitting import fit_exit_heads
+from hf_specdec.training.exit_heads.observing import Observation, Observer
+from hf_specdec.training.exit_heads.options import FitLog, FitOptions
+from hf_specdec.training.exit_heads.ridge import NormalEquations
+
+
+__all__ = [
+    "ExitAgreement",
+    "FitLog",
+    "FitOptions",
+    "NormalEquations",
+    "Observation",
+    "Observer",
+    "fit_exit_heads",
+    "measure_agreement",
+]

@@ -1,0 +1,122 @@
+"""Exit heads from texts: which texts go into which step, and what follows what."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hf_specdec.errors import InvalidConfigError
+from hf_specdec.networks.exit_heads import ExitHeads
+from hf_specdec.training.checkpoints import latest_checkpoint
+from hf_specdec.training.exit_heads.agreement import measure_agreement
+from hf_specdec.training.exit_heads.distilling import distil
+from hf_specdec.training.exit_heads.observing import Observer, num_positions
+from hf_specdec.training.exit_heads.options import FitLog, FitOptions
+from hf_specdec.training.exit_heads.ridge import fit_maps
+from hf_specdec.training.texts import Text
+
+
+__all__ = ["fit_exit_heads"]
+
+
+def fit_exit_heads(
+    target: Any,
+    texts: Sequence[Text],
+    exits: Sequence[int],
+    options: FitOptions,
+    *,
+    held_out: Sequence[Text] = (),
+    tokenizer: Any = None,
+    vocabulary: Sequence[int] | None = None,
+    out: Path | None = None,
+    resume: bool = False,
+    on_ridge: Callable[[int], None] | None = None,
+    on_step: Callable[[FitLog], None] | None = None,
+) -> ExitHeads:
+    """Fits exit heads to a frozen target.
+
+    Published: the kinds `linear` by AdaDecode's shape and `adapter` by Kangaroo's, and KL against the final law for both.
+    Ours: the ridge regression, from which all of them start, and everything that has a number.
+
+    Args:
+        target (`PreTrainedModel`): The target, in evaluation mode; its weights are read only.
+        texts (`Sequence[Text]`): What is fitted to.
+        exits (`Sequence[int]`): Numbers of layers after which a head sits, by depth.
+        options ([`FitOptions`]): Kind, length and pace.
+        held_out (`Sequence[Text]`): Texts that evaluate.
+        tokenizer (`PreTrainedTokenizerBase`, *optional*): The target's, whose hash the heads then carry.
+        vocabulary (`Sequence[int]`, *optional*): Ids on which the laws are compared, for drafts from these alone.
+        out (`Path`, *optional*): Where the heads are saved, at each checkpoint too, with what is needed to go on.
+        resume (`bool`): Whether to go on from what is in `out`.
+        on_ridge (`Callable[[int], None]`, *optional*): Called with the tokens of the regression so far.
+        on_step (`Callable[[FitLog], None]`, *optional*): Sees each optimiser step.
+
+    Raises:
+        [`InvalidConfigError`]: If there are no texts, or an exit is no inner layer of the target.
+    """
+    if not texts:
+        raise InvalidConfigError("there are no texts to fit to")
+    kind = "adapter" if options.kind == "adapter" else "linear"
+    heads = ExitHeads.for_target(target, kind, exits, tokenizer)
+    observer = Observer(target, exits, vocabulary)
+
+    def keep(num_tokens: int) -> dict[str, Any]:
+        heads.config.figures = _figures(observer, heads, held_out, num_tokens)
+        if out is not None:
+            heads.save_pretrained(out)
+        return dict(heads.config.figures)
+
+    if not (resume and out is not None and latest_checkpoint(out) is not None):
+        wanted = min(options.ridge_tokens, options.max_tokens) if options.distils else options.max_tokens
+        chosen = _until(_order(texts, options.seed, epochs=1), wanted)
+        num_tokens = fit_maps(observer, heads, chosen, options.ridge, folder=out, resume=resume, on_text=on_ridge)
+        figures = keep(num_tokens)
+        if on_step is not None:
+            on_step(FitLog(0, num_tokens, {}, figures))
+    if options.distils:
+        plan = _plan(texts, options)
+        distil(observer, heads, plan, options, folder=out, resume=resume, evaluate=keep, on_step=on_step)
+    return heads.eval()
+
+
+def _order(texts: Sequence[Text], seed: int, epochs: int | None = None) -> Iterator[Text]:
+    """The texts in an order that depends on nothing but the seed, another one each time they are read."""
+    for epoch in count() if epochs is None else range(epochs):
+        generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
+        for index in torch.randperm(len(texts), generator=generator).tolist():
+            yield texts[index]
+
+
+def _until(texts: Iterable[Text], num_tokens: int) -> list[Text]:
+    """The first texts that have `num_tokens` positions together; all if they have fewer."""
+    chosen, total = [], 0
+    for text in texts:
+        chosen.append(text)
+        total += num_positions(text)
+        if total >= num_tokens:
+            break
+    return chosen
+
+
+def _plan(texts: Sequence[Text], options: FitOptions) -> list[list[Text]]:
+    """The texts of each optimiser step."""
+    order = _order(texts, options.seed)
+    plan, total = [], 0
+    while total < options.max_tokens:
+        step = _until(order, options.tokens_per_step)
+        plan.append(step)
+        total += sum(map(num_positions, step))
+    return plan
+
+
+def _figures(observer: Observer, heads: ExitHeads, held_out: Sequence[Text], num_tokens: int) -> dict[str, Any]:
+    figures: dict[str, Any] = {"num_tokens": num_tokens}
+    if held_out:
+        found = measure_agreement(observer, heads, held_out)
+        figures["num_held_out_tokens"] = next(iter(found.values())).num_tokens
+        figures["agreement"] = {str(depth): each.to_dict() for depth, each in found.items()}
+    return figures

@@ -1,0 +1,54 @@
+"""Targets with 4-bit and 8-bit weights: the text of the quantised model itself, whatever drafts for it."""
+
+import pytest
+import torch
+
+import hf_specdec
+from hf_specdec import ExactConfig
+from tests.toys import prompts, tiny_llama
+
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+LAYERS = {"8bit": "Linear8bitLt", "4bit": "Linear4bit"}
+
+pytestmark = pytest.mark.filterwarnings("ignore:MatMul8bitLt")
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("checkpoint")
+    tiny_llama(width=128).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("quantization", sorted(LAYERS))
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_the_text_is_the_quantised_models_own(checkpoint, quantization, device, batch_size):
+    target = hf_specdec.load_model(checkpoint, quantization=quantization, device_map=device)
+    draft = hf_specdec.load_model(checkpoint, dtype=torch.float32, device_map=device)
+    assert type(target.model.layers[0].mlp.up_proj).__name__ == LAYERS[quantization]
+    inputs = {name: value.to(device) for name, value in prompts(batch_size).items()}
+    options = {"max_new_tokens": 24, "do_sample": False, "return_dict_in_generate": True}
+    plain = target.generate(**inputs, **options)
+    config = ExactConfig(length=3, drafting="model", on_drafter_error="raise")
+    ours = target.generate(**inputs, **options, assistant_model=draft, speculative_config=config)
+    assert torch.equal(ours.sequences, plain.sequences)
+    assert ours.speculative_stats.num_accepted_tokens > 0
+
+
+@pytest.mark.gpu
+def test_quantised_weights_need_less_memory(tmp_path):
+    tiny_llama(width=1024).save_pretrained(tmp_path)
+    peaks = {}
+    for quantization in (None, "8bit", "4bit"):
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        model = hf_specdec.load_model(tmp_path, quantization=quantization, dtype=torch.bfloat16, device_map="cuda")
+        inputs = {name: value.cuda() for name, value in prompts(1).items()}
+        config = ExactConfig(drafting="ngram", on_drafter_error="raise")
+        model.generate(**inputs, max_new_tokens=8, do_sample=False, speculative_config=config)
+        peaks[quantization] = torch.cuda.memory_allocated() - before
+        del model
+    assert peaks["4bit"] < peaks["8bit"] < peaks[None]
