@@ -29,6 +29,7 @@ from hf_specdec.loading import load_assistant
 from hf_specdec.loop import Run
 from hf_specdec.networks import DraftNetwork
 from hf_specdec.prefix_lm import PrefixLM
+from hf_specdec.records import DropsRows
 from hf_specdec.reduced_head import assistant_drafter
 from hf_specdec.self_drafting import self_draft_of
 from hf_specdec.stats import SpeculativeStats
@@ -85,6 +86,8 @@ class Drafting:
         if self.gate is not None:
             self.gate.install(cache)
         run.drafter = self.make(run)
+        can_drop = self.gate is None and isinstance(run.drafter, DropsRows) and run.drafter.can_drop_rows
+        run.drops_rows = run.drops_rows and can_drop
 
     def stop(self) -> None:
         """Leaves the model as it was."""

@@ -155,6 +155,11 @@ class FeatureStore:
         row = row.to(device)
         self._states[row, places[1]] = self._states[row, places[0]]
 
+    def keep_rows(self, kept: Tensor) -> None:
+        """Forgets all rows but those at the places `kept` (`(kept,)`)."""
+        if self._states is not None:
+            self._states, self._known = self._states[kept.to(self._states.device)], self._known[kept]
+
     def drop_before(self, column: int) -> None:
         """Forgets the features of all columns before `column`."""
         if self._states is not None and column > self.first_column:

@@ -19,13 +19,15 @@ from transformers import (
 from transformers.generation.configuration_utils import GenerationMode
 
 from hf_specdec._compat import CACHE_KEY, cache_argument, needs_synced_forwards, undecorated_model, user_set
+from hf_specdec.acceptance.tv_budget import TVBudget
+from hf_specdec.cache_rows import can_realign
 from hf_specdec.compatibility import check_model
 from hf_specdec.configs import STOCK_OPTIONS, BaseConfig, SelfDraftConfig, load_config, with_stock_options
 from hf_specdec.drafting import Drafting, check_tree, drafting_of
 from hf_specdec.errors import InvalidConfigError, UnsupportedModelError
 from hf_specdec.loop import Record, Run, speculate
 from hf_specdec.outputs import SpeculativeDecoderOnlyOutput, StepOutputs, TokenStream, result_of, step_outputs
-from hf_specdec.prefix_lm import PrefixLM, can_realign, read_prompt
+from hf_specdec.prefix_lm import PrefixLM, read_prompt
 from hf_specdec.records import Round
 from hf_specdec.sequences import Sequences
 from hf_specdec.stats import SpeculativeStats
@@ -102,6 +104,7 @@ class SpeculativeDecoder:
         try:
             steps = step_outputs(generation_config, cache)
             run = self._run(model, target, texts, outputs, logits_processor, generation_config, steps, lockstep)
+            run.drops_rows = not keeps_cache and _may_drop_rows(run, model_kwargs)
             drafting.start(run, cache)
             self.stream.skip(texts.prompt_columns)
             for round_ in speculate(run, outputs):
@@ -270,6 +273,19 @@ def _check_mode(model: Any, generation_config: GenerationConfig, model_kwargs: d
             f"{type(undecorated_model(model)).__name__} brings a cache of its own kind, which hf_specdec cannot crop. Call it "
             "without `speculative_config`."
         )
+
+
+def _may_drop_rows(run: Run, model_kwargs: dict[str, Any]) -> bool:
+    """Whether nothing but the texts, the caches and the dice knows which row is which."""
+    by_row = [value for key, value in model_kwargs.items() if key not in _REMADE and value is not None]
+    by_row += [getattr(each, "prompt_ignore_length", None) for each in run.processors]
+    return (
+        not run.lockstep
+        and run.sequences.batch_size > 1
+        and run.goes_on is None
+        and not isinstance(run.rule, TVBudget)
+        and not any(isinstance(value, Tensor) for value in by_row)
+    )
 
 
 def _settle(run: Run, keeps_cache: bool) -> None:

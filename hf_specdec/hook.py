@@ -16,6 +16,8 @@ from hf_specdec.configs import STOCK_OPTIONS, BaseConfig, load_config, with_stoc
 from hf_specdec.errors import InvalidConfigError, UnsupportedModelError
 from hf_specdec.generation import SpeculativeDecoder, require_drafter
 from hf_specdec.generation import generate as generate_callable
+from hf_specdec.networks import DraftNetwork
+from hf_specdec.networks.exit_heads import ExitHeads
 from hf_specdec.outputs import TokenStream
 
 
@@ -68,8 +70,18 @@ def _dispatch(original: Callable[..., Any], model: Any, args: tuple[Any, ...], k
     if config is None and kwargs.get("custom_generate") is generate_callable:
         config = "exact"  # here it can be given what transformers withholds from a callable
     if config is None:
+        _refuse_network(kwargs.get("assistant_model"))
         return original(model, *args, **kwargs)
     return _speculative_generate(original, model, config, args, kwargs)
+
+
+def _refuse_network(assistant: Any) -> None:
+    """Transformers' own assisted decoding would fail on a network with an `AttributeError` that tells nobody what to do."""
+    if isinstance(assistant, DraftNetwork | ExitHeads):
+        raise UnsupportedModelError(
+            f"{type(assistant).__name__} reads its target's hidden states, which transformers' own assisted decoding does not "
+            "show: pass speculative_config=... with it"
+        )
 
 
 def _attached_config(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, final
 
 import torch
@@ -22,6 +23,7 @@ from transformers.cache_utils import Cache
 from hf_specdec._compat import undecorated_model
 from hf_specdec.cache_view import CacheView, check_layers, cut_layer
 from hf_specdec.errors import UnsupportedModelError
+from hf_specdec.prepared_layers import Cut, PreparedLayers
 
 
 __all__ = ["LayerGate", "Transform", "Window", "find_layers"]
@@ -63,6 +65,9 @@ class Window:
         tokens (`torch.LongTensor` of shape `(batch, width)`): Ids that were fed, -1 for fillers.
         hidden (`list[torch.FloatTensor]`): By layer, the hidden states after it, `(batch, columns so far, hidden_size)`;
             their number of columns says how far the layer has come.
+        prepared ([`PreparedLayers`], *optional*): What layers are given for columns of this round, once that is known.
+        read_out (`torch.FloatTensor` of shape `(batch, columns, hidden_size)`, *optional*): What a pass that ended below the
+            last layer gave to the model's final norm.
     """
 
     cache: Cache
@@ -70,6 +75,8 @@ class Window:
     tokens: Tensor
     hidden: list[Tensor | None]
     returns_tuple: bool = False
+    prepared: PreparedLayers | None = None
+    read_out: Tensor | None = None
 
     def width_at(self, layer: int) -> int:
         """Columns that have run a layer."""
@@ -86,11 +93,16 @@ class Window:
 
 @dataclass(frozen=True)
 class _Pass:
-    """A forward pass in which the layers from `depth` on hand through what `transform` makes of the newest column."""
+    """A forward pass in which the layers from `depth` on hand through what `transform` makes of the newest column.
+
+    With `prepared` the model is called with, or has been called with, more columns than there are: `columns` of them count.
+    """
 
     window: Window
     depth: int
     transform: Transform | None = None
+    prepared: PreparedLayers | None = None
+    columns: int = 0
 
     def run(self, index: int, inner: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if args:
@@ -99,26 +111,45 @@ class _Pass:
             kwargs = dict(kwargs)
             given = kwargs.pop("hidden_states")
         window = self.window
+        if self.prepared is not None:
+            self.prepared.keep(index, given, args, kwargs)
         if index >= self.depth:
             return (given,) if window.returns_tuple else given
         below: Any = given if index == 0 else window.hidden[index - 1]
+        if index == 0 and self.prepared is not None:
+            below = given[:, : self.columns]
         done = window.width_at(index)
-        pending = below.shape[1] - done
-        if pending > 0:
-            self._check(index, done)
-            keys, _ = CacheView(window.cache, window.columns).get_mask_sizes(below.shape[1], index)
-            cut = _Cut(below.shape[1], pending, self._visible(index, pending), keys)
-            output = inner(below[:, done:], *map(cut, args), **{name: cut(value) for name, value in kwargs.items()})
-            window.returns_tuple = isinstance(output, tuple)
-            new = output[0] if isinstance(output, tuple) else output
-            before = window.hidden[index]
-            window.hidden[index] = new if before is None else torch.cat([before, new], 1)
-        return self._hand_on(index)
+        if below.shape[1] > done:
+            self.advance(index, inner, below[:, done:], args, kwargs)
+        return self._hand_on(index, given.shape[1])
 
-    def _hand_on(self, index: int) -> Any:
+    def advance(
+        self, index: int, layer: Callable[..., Any], pending: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """Takes the columns that a layer has not run yet through it."""
+        window, done, count = self.window, self.window.width_at(index), pending.shape[1]
+        self._check(index, done)
+        width = done + count if self.prepared is None else self.prepared.width
+        keys, _ = CacheView(window.cache, window.columns).get_mask_sizes(width, index)
+        cut = Cut(width, done + count, count, self._visible(index, count), keys)
+        if self.prepared is None:
+            output = layer(pending, *map(cut, args), **{name: cut(value) for name, value in kwargs.items()})
+        else:
+            shared = partial(self.prepared.cut, cut=cut)
+            output = layer(pending, *map(shared, args), **{name: shared(value) for name, value in kwargs.items()})
+        window.returns_tuple = isinstance(output, tuple)
+        new = output[0] if isinstance(output, tuple) else output
+        before = window.hidden[index]
+        window.hidden[index] = new if before is None else torch.cat([before, new], 1)
+
+    def _hand_on(self, index: int, width: int) -> Any:
         hidden = self.window.hidden[index]
         if self.transform is not None and index == self.depth - 1 and hidden is not None:
             hidden = torch.cat([hidden[:, :-1], self.transform(hidden[:, -1:])], 1)
+        if self.prepared is not None and hidden is not None:
+            hidden = hidden[:, -1:].expand(-1, width, -1)  # the model may count on the shape that it began with
+        if index == self.depth - 1:
+            self.window.read_out = hidden
         return (hidden,) if self.window.returns_tuple else hidden
 
     def _visible(self, index: int, pending: int) -> int:
@@ -133,31 +164,6 @@ class _Pass:
             raise RuntimeError(
                 f"layer {index} holds {held} entries, expected {self.window.columns} and {done} new ones"
             )
-
-
-@dataclass(frozen=True)
-class _Cut:
-    """What a layer is given for the last `pending` of `width` columns: masks, positions and rotary embeddings.
-
-    The model's masks are for a pass over the whole window, `keys` wide; the layer shows its queries the last `visible`.
-    """
-
-    width: int
-    pending: int
-    visible: int
-    keys: int
-
-    def __call__(self, value: Any) -> Any:
-        if isinstance(value, tuple | list):
-            return type(value)(map(self, value))
-        if not isinstance(value, Tensor):
-            return value
-        if value.ndim == 4 and value.shape[-2] == self.width:
-            rows = value[..., -self.pending :, :]
-            return rows[..., -self.visible :] if value.shape[-1] == self.keys else rows
-        if not value.is_floating_point() and not value.is_complex():
-            return value[..., -self.pending :] if value.shape[-1:] == (self.width,) else value
-        return value[:, -self.pending :] if value.ndim == 3 and value.shape[1] == self.width else value
 
 
 @final
@@ -235,12 +241,44 @@ class LayerGate:
         """The cache to give to the model: a view while a round is under way, else the cache itself."""
         return cache if self.window is None else CacheView(self.window.cache, self.window.columns)
 
-    @contextmanager
-    def passing(self, depth: int | None = None, transform: Transform | None = None) -> Iterator[None]:
-        """A forward pass that ends at `depth` layers; all of them where it is None."""
+    def rise(self, embedded: Tensor, depth: int, prepared: PreparedLayers) -> Tensor:
+        """Takes the window's columns up to `depth` layers without the model, and returns the newest one's hidden state.
+
+        Args:
+            embedded (`torch.FloatTensor` of shape `(batch, columns, hidden_size)`): What the first layer is given.
+            depth (`int`): Layers to run, from the bottom.
+            prepared ([`PreparedLayers`]): What else the layers are given.
+        """
         if self.window is None:
             raise RuntimeError("no round is under way")
-        self.current = _Pass(self.window, len(self.layers) if depth is None else depth, transform)
+        rising, below = _Pass(self.window, depth, prepared=prepared), embedded
+        for index in range(depth):
+            done = self.window.width_at(index)
+            if below.shape[1] > done:
+                args, kwargs = prepared.arguments[index]
+                rising.advance(index, self.layers[index], below[:, done:], args, kwargs)
+            hidden = self.window.hidden[index]
+            assert hidden is not None
+            below = hidden
+        return below[:, -1:]
+
+    @contextmanager
+    def passing(
+        self,
+        depth: int | None = None,
+        transform: Transform | None = None,
+        prepared: PreparedLayers | None = None,
+        columns: int = 0,
+    ) -> Iterator[None]:
+        """A forward pass that ends at `depth` layers; all of them where it is None.
+
+        With `prepared`, only the first `columns` of the columns that the model is called with count, and what it gives its
+        layers is kept there.
+        """
+        if self.window is None:
+            raise RuntimeError("no round is under way")
+        depth = len(self.layers) if depth is None else depth
+        self.current = _Pass(self.window, depth, transform, prepared, columns)
         try:
             yield
         finally:

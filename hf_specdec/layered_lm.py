@@ -9,9 +9,11 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from hf_specdec._compat import CACHE_KEY
+from hf_specdec._compat import CACHE_KEY, only_visible_entries, undecorated_model
 from hf_specdec.layer_gate import LayerGate, Transform, Window
 from hf_specdec.prefix_lm import PrefixLM
+from hf_specdec.prepared_layers import PreparedLayers
+from hf_specdec.readout import ModelEnds, find_ends, has_fixed_positions
 
 
 __all__ = ["LayeredLM"]
@@ -33,12 +35,16 @@ class LayeredLM(PrefixLM):
     def __init__(self, model: Any, gate: LayerGate, **kwargs: Any) -> None:
         super().__init__(model, **kwargs)
         self.gate = gate
+        self._may_prepare = has_fixed_positions(undecorated_model(model).config)
+        self._ends: ModelEnds | None = None
         # Called when all layers have run, while the window still holds the hidden states between them.
         self.on_pass: Callable[[], None] | None = None
         self._ungated_call = self._forward_call
         self._forward_call = self._call_with_view
 
-    def climb(self, tokens: Tensor, lengths: Tensor, depth: int, transform: Transform | None = None) -> Tensor:
+    def climb(
+        self, tokens: Tensor, lengths: Tensor, depth: int, transform: Transform | None = None, ahead: int = 1
+    ) -> Tensor:
         """The logits that the model's own head gives to each row's newest token after its first `depth` layers.
 
         Args:
@@ -48,24 +54,57 @@ class LayeredLM(PrefixLM):
             depth (`int`): Layers to run, from the bottom.
             transform (`Callable`, *optional*): An exit head: maps hidden states `(batch, 1, hidden_size)` to what the
                 model's final norm should see.
+            ahead (`int`): Columns that may climb in this round, the first one included. Where the model allows it, those
+                after the first go through its layers without its own preparation.
 
         Returns:
             `(batch, vocab)`.
         """
         window = self._begin(tokens, lengths) if self.gate.window is None else self.gate.window
-        kept = self._num_held
-        ids, columns = self._new_columns(tokens, lengths, kept)
+        ids, columns = self._new_columns(tokens, lengths, self._num_held)
         window.tokens = ids.masked_fill(columns >= lengths[:, None], -1)
         self.fed_columns = columns.masked_fill(columns >= lengths[:, None], -1)
         try:
+            if window.prepared is not None and ids.shape[1] <= window.prepared.width and self._ends is not None:
+                return self._rise(window.prepared, self._ends, ids, depth, transform)
+            if window.prepared is None and self._may_prepare and ids.shape[1] < ahead:
+                return self._climb_ahead(window, ids, depth, transform, ahead)
             with self.gate.passing(depth, transform):
-                outputs = self._forward(ids, columns.minimum(lengths[:, None] - 1), kept, 1)
+                outputs = self._forward(ids, columns.minimum(lengths[:, None] - 1), self._num_held, 1)
         except BaseException:
             window.cut(0)
             self.gate.close()
             raise
         self.num_forwards -= 1  # part of a pass, which `run` completes
-        return outputs.logits[:, -1]
+        logits: Tensor = outputs.logits[:, -1]
+        return logits
+
+    def _rise(
+        self, prepared: PreparedLayers, ends: ModelEnds, ids: Tensor, depth: int, transform: Transform | None
+    ) -> Tensor:
+        """A climb with what the round's first one has prepared."""
+        with only_visible_entries(self._cache):
+            newest = self.gate.rise(ends.embedding(ids.to(self.device)), depth, prepared)
+        return ends.logits(newest if transform is None else transform(newest))
+
+    def _climb_ahead(self, window: Window, ids: Tensor, depth: int, transform: Transform | None, ahead: int) -> Tensor:
+        """A climb by the model itself, called with as many columns as the round may have."""
+        prepared, kept = PreparedLayers(ahead), self._num_held
+        wide = torch.nn.functional.pad(ids, (0, ahead - ids.shape[1]), value=self.pad_token_id)
+        with self.gate.passing(depth, transform, prepared, ids.shape[1]):
+            outputs = self._forward(wide, kept[:, None] + torch.arange(ahead), kept, 1)
+        self.num_forwards -= 1
+        logits: Tensor = outputs.logits[:, -1]
+        if self._ends is None:
+            self._ends = self._find_ends(window, prepared, wide, logits)
+            self._may_prepare = self._ends is not None
+        window.prepared = prepared if self._may_prepare else None
+        return logits
+
+    def _find_ends(self, window: Window, prepared: PreparedLayers, ids: Tensor, logits: Tensor) -> ModelEnds | None:
+        if not prepared.serves(len(self.gate.layers)) or prepared.embedded is None or window.read_out is None:
+            return None
+        return find_ends(self.model, ids.to(self.device), prepared.embedded, window.read_out, logits)
 
     def run(self, tokens: Tensor, lengths: Tensor, last: Tensor) -> Any:
         """As [`PrefixLM.run`]; completes the round that [`~LayeredLM.climb`] began."""

@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import LogitsProcessorList
 
 from hf_specdec.errors import DrafterError
+from hf_specdec.live_rows import everyone, worth_leaving
 from hf_specdec.prefix_lm import PrefixLM
 from hf_specdec.records import (
     AcceptanceRule,
@@ -20,6 +21,7 @@ from hf_specdec.records import (
     Context,
     Draft,
     Drafter,
+    DropsRows,
     Explainer,
     Judged,
     LengthController,
@@ -83,6 +85,8 @@ class Run:
         record ([`Record`]): Per-token outputs.
         observe_outputs (`Callable`, *optional*): Called with the target's outputs, the number of steps committed from
             them and the number of columns cached before them, for hidden states and attentions.
+        drops_rows (`bool`): Rows that have finished leave the batch. Only where rows advance on their own, nobody wants the
+            cache, and the drafter can do it.
         goes_on (`Callable`, *optional*): Told whether this process has unfinished rows, says whether any process has; then
             all run forward passes until every one has finished.
     """
@@ -102,7 +106,19 @@ class Run:
     on_drafter_error: Literal["continue", "raise"] = "continue"
     record: Record = field(default_factory=Record)
     observe_outputs: Any = None
+    drops_rows: bool = False
     goes_on: Callable[[bool], bool] | None = None
+
+    def keep_rows(self, kept: Tensor) -> None:
+        """Goes on with the rows at the places `kept` (`(kept,)`) only."""
+        self.sequences.keep_rows(kept)
+        self.target.keep_rows(kept)
+        if isinstance(self.drafter, DropsRows):
+            self.drafter.keep_rows(kept)
+        if self.streams is not None:
+            self.streams.keep_rows(kept)
+        if self.prompt_mask is not None:
+            self.prompt_mask = self.prompt_mask[kept]
 
 
 @dataclass(frozen=True)
@@ -125,7 +141,8 @@ def speculate(run: Run, prompt_outputs: Any) -> Iterator[Round]:
     Yields:
         One [`Round`] for the prompt's own token (`is_prefill`), then one per target forward pass.
     """
-    texts, schedule = run.sequences, run.controller.start(run.sequences.batch_size)
+    texts, batch_size = run.sequences, run.sequences.batch_size
+    schedule = run.controller.start(batch_size)
     started = time.perf_counter()
     nothing = Draft.empty(texts.batch_size)
     committed = _commit(run, nothing, prompt_outputs.logits[:, -1:])
@@ -137,7 +154,7 @@ def speculate(run: Run, prompt_outputs: Any) -> Iterator[Round]:
             run.target.idle()
             continue
         started = time.perf_counter()
-        draft, problem = _propose(run, _cap(run, schedule.next_budget()))
+        draft, problem = _propose(run, _cap(run, schedule.next_budget().of_rows(texts.rows)))
         drafted = time.perf_counter()
         if run.lockstep:
             padded = texts.with_padded_rows(draft)
@@ -148,6 +165,9 @@ def speculate(run: Run, prompt_outputs: Any) -> Iterator[Round]:
         outputs, committed = _judge(run, padded)
         _show(run, outputs, committed, length - 1)
         round_ = _round(run, draft, committed, drafted - started, time.perf_counter() - drafted, problem=problem)
+        round_ = everyone(round_, texts.rows, batch_size)
+        if run.drops_rows and worth_leaving(texts.unfinished):
+            run.keep_rows(texts.unfinished.nonzero()[:, 0])
         schedule.observe(round_)
         yield round_
 

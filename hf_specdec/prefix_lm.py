@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import DynamicCache, GenerationConfig, PreTrainedModel
-from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer, QuantizedCache, StaticCache
+from transformers.cache_utils import Cache, DynamicSlidingWindowLayer, QuantizedCache, StaticCache
 
 from hf_specdec._compat import (
     CACHE_KEY,
@@ -26,12 +26,11 @@ from hf_specdec._compat import (
     uncroppable_layers,
     undecorated_model,
 )
+from hf_specdec.cache_rows import DROPPED, can_realign, realign, select_rows
 from hf_specdec.errors import UnsupportedModelError
 
 
-__all__ = ["PrefixLM", "can_realign", "check_croppable", "read_prompt"]
-
-_DROPPED = "entries were asked for that a sliding window has already dropped"
+__all__ = ["PrefixLM", "check_croppable", "read_prompt"]
 
 
 def check_croppable(cache: Cache, model: Any) -> None:
@@ -52,16 +51,6 @@ def _check_filled(cache: Cache, model: Any) -> None:
             f"{type(undecorated_model(model)).__name__} keeps no keys and values between forward passes, so each pass would "
             "see its own tokens only. Decode it without `speculative_config`."
         )
-
-
-def can_realign(cache: Cache) -> bool:
-    """Whether rows of this cache can give up different numbers of entries: dynamic full and sliding layers can, and layers
-    that read another layer's entries and never hold their own."""
-    plain = (DynamicLayer, DynamicSlidingWindowLayer)
-    return all(
-        type(layer) in plain or (getattr(layer, "is_initialized", False) and layer.keys is None)
-        for layer in cache.layers
-    )
 
 
 def read_prompt(
@@ -224,6 +213,16 @@ class PrefixLM:
         if len(self._num_known) == len(lengths):
             self._num_known = torch.minimum(self._num_known, lengths)
 
+    def keep_rows(self, rows: Tensor) -> None:
+        """From now on only `rows` (`(kept,)`) of the batch are asked for; the entries of the others are thrown away."""
+        if self.prompt_mask is not None:
+            self.prompt_mask = self.prompt_mask[rows]
+        if self._next_position is not None and self._next_position.shape[-2] > 1:
+            self._next_position = self._next_position[..., rows.to(self._next_position.device), :]
+        self._held, self._num_held, self._num_known = self._held[rows], self._num_held[rows], self._num_known[rows]
+        if self.cache is not None:
+            select_rows(self.cache, rows, self.hidden_columns + int(self._num_held.max()))
+
     def abandon(self, lengths: Tensor) -> None:
         """Leaves in the cache what every row has committed, without a forward pass: for a run that ends by an exception.
 
@@ -350,7 +349,8 @@ class PrefixLM:
             return
         shift = removed - (width - new_width)
         if bool(shift.any()):
-            self._realign(shift, self.hidden_columns + width, self.hidden_columns + new_width, kept)
+            hidden = self.hidden_columns
+            realign(self._cache, shift, hidden + width, hidden + new_width, hidden + kept)
         else:
             self._check_windows(width - new_width)
             self._cache.crop(-(width - new_width))
@@ -362,32 +362,7 @@ class PrefixLM:
             if isinstance(layer, DynamicSlidingWindowLayer) and layer.is_initialized:
                 needed = min(layer.sliding_window - 1, layer.cumulative_length - num_removed)
                 if layer.keys.shape[-2] - num_removed < needed:
-                    raise RuntimeError(_DROPPED)
-
-    def _realign(self, shift: Tensor, width: int, new_width: int, kept: Tensor) -> None:
-        if not can_realign(self._cache):
-            raise UnsupportedModelError("this cache cannot give up different numbers of entries per row")
-        for layer in self._cache.layers:
-            if getattr(layer, "keys", None) is None or layer.keys.numel() == 0:
-                continue
-            stored = layer.keys.shape[-2]
-            sliding = isinstance(layer, DynamicSlidingWindowLayer)
-            new_stored = min(new_width, layer.sliding_window - 1) if sliding else new_width
-            columns = torch.arange(new_width - new_stored, new_width)
-            source = columns - shift[:, None] - (width - stored)
-            needed = columns >= new_width - self.hidden_columns - kept[:, None]
-            if bool((source < 0)[needed].any()):
-                raise RuntimeError(_DROPPED)
-            source = source.clamp(0, stored - 1).to(layer.keys.device)
-            layer.keys = _gather_columns(layer.keys, source)
-            layer.values = _gather_columns(layer.values, source)
-            if sliding:
-                layer.cumulative_length = new_width
-
-
-def _gather_columns(states: Tensor, source: Tensor) -> Tensor:
-    index = source[:, None, :, None].expand(-1, states.shape[1], -1, states.shape[3])
-    return states.gather(2, index)
+                    raise RuntimeError(DROPPED)
 
 
 def _take_columns(logits: Tensor, offset: Tensor, width: int) -> Tensor:

@@ -35,10 +35,24 @@ class Sequences:
         self.tokens = input_ids.cpu().clone()
         self.lengths = torch.full((input_ids.shape[0],), input_ids.shape[1])
         self.unfinished = torch.ones(input_ids.shape[0], dtype=torch.bool)
+        self.rows = torch.arange(input_ids.shape[0])
+        self._done: dict[int, Tensor] = {}
 
     @property
     def batch_size(self) -> int:
         return self.tokens.shape[0]
+
+    def keep_rows(self, kept: Tensor) -> None:
+        """Goes on with the rows at the places `kept` only; the texts of the others, which have finished, are put aside.
+
+        `rows` says which rows of the batch are left.
+        """
+        gone = torch.ones(self.batch_size, dtype=torch.bool)
+        gone[kept] = False
+        for place in gone.nonzero()[:, 0].tolist():
+            self._done[int(self.rows[place])] = self.tokens[place, : int(self.lengths[place])].clone()
+        self.rows, self.tokens, self.lengths = self.rows[kept], self.tokens[kept], self.lengths[kept]
+        self.unfinished = self.unfinished[kept]
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
@@ -130,7 +144,13 @@ class Sequences:
     def finish(self) -> Tensor:
         """`(batch, length)`, the final texts, finished rows padded to the longest."""
         self.pad_finished(int(self.lengths.max()))
-        return self.tokens[:, : int(self.lengths.max())].contiguous().to(self.device)
+        left = {int(row): self.tokens[place, : int(self.lengths[place])] for place, row in enumerate(self.rows)}
+        texts = [text for _, text in sorted((left | self._done).items())]
+        width = max(map(len, texts))
+        pad = torch.nn.functional.pad
+        return torch.stack([pad(text, (0, width - len(text)), value=self.pad_token_id) for text in texts]).to(
+            self.device
+        )
 
     def _reserve(self, columns: int) -> None:
         missing = columns - self.tokens.shape[1]

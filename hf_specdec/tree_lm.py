@@ -11,8 +11,9 @@ from torch import Tensor
 from transformers.cache_utils import DynamicCache, DynamicSlidingWindowLayer
 
 from hf_specdec._compat import TREE_CLASSES, undecorated_model
+from hf_specdec.cache_rows import can_realign
 from hf_specdec.errors import UnsupportedModelError
-from hf_specdec.prefix_lm import PrefixLM, can_realign
+from hf_specdec.prefix_lm import PrefixLM
 from hf_specdec.records import Draft
 from hf_specdec.trees import ancestors
 

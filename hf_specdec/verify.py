@@ -36,17 +36,25 @@ class RandomStreams:
         if seeds is not None and len(seeds) != batch_size:
             raise InvalidConfigError(f"row_seeds must hold one seed for each of {batch_size} rows, got {len(seeds)}")
         self.batch_size = batch_size
+        self._rows = list(range(batch_size))
         self._generators = [torch.Generator().manual_seed(seed) for seed in seeds or ()]
 
     def uniforms(self, rows: Tensor) -> Tensor:
         """`(batch,)` numbers in [0, 1) in double precision; only `rows` (`(batch,)`, bool) advance their stream."""
         if not self._generators:
             seed = int(torch.randint(2**62, (1,)))
-            self._generators = [torch.Generator().manual_seed(seed + row) for row in range(self.batch_size)]
+            self._generators = [torch.Generator().manual_seed(seed + row) for row in self._rows]
         numbers = torch.full((self.batch_size,), 0.5, dtype=torch.float64)
         for row in rows.nonzero()[:, 0].tolist():
             numbers[row] = torch.rand((), dtype=torch.float64, generator=self._generators[row])
         return numbers.clamp(max=_BELOW_ONE)
+
+    def keep_rows(self, kept: Tensor) -> None:
+        """From now on there are only the rows at the places `kept` (`(kept,)`), each with the stream that it had."""
+        self.batch_size = len(kept)
+        self._rows = [self._rows[place] for place in kept.tolist()]
+        if self._generators:
+            self._generators = [self._generators[place] for place in kept.tolist()]
 
 
 def draw(law: Tensor, uniforms: Tensor) -> Tensor:

@@ -4,16 +4,15 @@ from functools import cache
 
 import pytest
 import torch
-from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
+from transformers import EosTokenCriteria, LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
 from hf_specdec import CostTable, DrafterError, EASDConfig, InvalidConfigError, RCSDConfig, SpeculativeConfig
 from hf_specdec._compat import CACHE_KEY
 from hf_specdec.drafters import DrafterBase
 from hf_specdec.lengths import GoodputTree
-from hf_specdec.networks import AutoDrafter
 from hf_specdec.records import Draft
 from hf_specdec.trees import TreeShape
-from tests.networks.copies import overfit
+from tests.networks.copies import FIRST, attending_pair
 from tests.toys import prompts, state_of, tiny_llama
 
 
@@ -23,22 +22,34 @@ FROZEN = CostTable(0.01, ((1, 1.0), (64, 1.5)))
 
 
 @cache
+def pair():
+    """A target, and a drafter that would always be right, but for some noise."""
+    model, network = attending_pair()
+    generator = torch.Generator().manual_seed(0)
+    model.get_output_embeddings().weight.data.mul_(2.0)  # so that likely paths are those of likely tokens
+    for parameter in network.layers[0].mlp.parameters():
+        parameter.data += 0.2 * parameter.std() * torch.randn(parameter.shape, generator=generator)
+    return model, network
+
+
 def target():
-    return tiny_llama()
+    return pair()[0]
+
+
+def inputs(batch_size):
+    """Prompts whose first real token is the one that the drafter never sees."""
+    found = prompts(batch_size)
+    found["input_ids"].scatter_(1, found["attention_mask"].argmax(-1, keepdim=True), FIRST)
+    return found
 
 
 def plain(batch_size=1, **options):
     options = {"max_new_tokens": NEW_TOKENS, "do_sample": False, "pad_token_id": 0, **options}
-    return target().generate(**prompts(batch_size), **options)
+    return target().generate(**inputs(batch_size), **options)
 
 
-@cache
 def drafter():
-    inputs = prompts(4)
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        mask = torch.nn.functional.pad(inputs["attention_mask"], (0, NEW_TOKENS), value=1)
-        return overfit(AutoDrafter.from_target(target(), "eagle"), target(), plain(4), mask)
+    return pair()[1]
 
 
 def speculative(batch_size=1, config=CONFIG, **options):
@@ -46,12 +57,28 @@ def speculative(batch_size=1, config=CONFIG, **options):
 
 
 @pytest.mark.parametrize("batch_size", [1, 4])
+def test_the_toys_paths_are_moved(batch_size):
+    """Of several nodes, and not the first ones: or the tests below would show little."""
+    rounds = []
+    speculative(batch_size, round_callback=rounds.append)
+    paths = [
+        tuple(node for node in row if node >= 0)
+        for each in rounds
+        if each.path is not None
+        for row in each.path.tolist()
+    ]
+    assert {len(path) for path in paths} >= {2, 4}
+    assert any(len(path) > 1 and path != tuple(range(len(path))) for path in paths)
+
+
+@pytest.mark.parametrize("batch_size", [1, 4])
 def test_texts_end_at_every_token_that_could_end_them(batch_size):
     tokens = sorted(set(plain(batch_size)[:, 7:].flatten().tolist()))[::batch_size]
     rounds = []
     for eos in tokens:
-        out = speculative(batch_size, eos_token_id=eos, round_callback=rounds.append)
-        assert torch.equal(out, plain(batch_size, eos_token_id=eos))
+        for options in ({"eos_token_id": eos}, {"stopping_criteria": StoppingCriteriaList([EosTokenCriteria(eos)])}):
+            out = speculative(batch_size, **options, round_callback=rounds.append)
+            assert torch.equal(out, plain(batch_size, **options))
     assert sum(int(each.num_accepted.sum()) for each in rounds) > len(tokens)
     for each in rounds:  # what stands after the end of a text was not accepted
         assert (each.num_accepted <= torch.tensor([len(row) for row in each.emitted])).all()

@@ -58,6 +58,14 @@ class AssistantDrafter(DrafterBase):
             prefill_seconds=prefill_seconds,
         )
 
+    @property
+    def can_drop_rows(self) -> bool:
+        return True
+
+    def keep_rows(self, kept: Tensor) -> None:
+        if self.lm is not None:
+            self.lm.keep_rows(kept)
+
     def _first_logits(self, prefix: Tensor, context: Context, open_rows: Tensor) -> tuple[Tensor, float]:
         """The logits after the committed tokens, and the seconds they took if the prompt was read for them."""
         started, is_new = time.perf_counter(), self.lm is None

@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import LogitsProcessorList
 from transformers.generation.candidate_generator import CandidateGenerator
 
+from hf_specdec.errors import DrafterError
 from hf_specdec.records import Budget, Context, Draft
 from hf_specdec.verify import RandomStreams
 
@@ -59,6 +60,15 @@ class DrafterBase(CandidateGenerator, ABC):
     @abstractmethod
     def propose(self, context: Context, budget: Budget) -> Draft:
         """Drafts at most `budget.max_tokens[b]` tokens after row `b` of the context."""
+
+    @property
+    def can_drop_rows(self) -> bool:
+        """Whether [`~DrafterBase.keep_rows`] works."""
+        return False
+
+    def keep_rows(self, kept: Tensor) -> None:
+        """From now on the batch has only the rows at the places `kept` (`(kept,)`)."""
+        raise DrafterError(f"{type(self).__name__} cannot drop rows")
 
     def get_candidates(self, input_ids: Tensor, **kwargs: object) -> tuple[Tensor, Tensor | None]:
         """Transformers' side of a drafter: candidates for `input_ids` (`(1, length)`) and the logits they came from.

@@ -50,6 +50,13 @@ class HeadDrafter(DrafterBase):
             prefill_seconds=time.perf_counter() - started if is_new else 0.0,
         )
 
+    @property
+    def can_drop_rows(self) -> bool:
+        return True
+
+    def keep_rows(self, kept: Tensor) -> None:
+        self.states.keep_rows(kept)
+
     def get_candidates(self, input_ids: Tensor, **kwargs: object) -> tuple[Tensor, Tensor | None]:
         """Not possible: transformers' own assisted decoding does not show its drafter the target's hidden states.
 

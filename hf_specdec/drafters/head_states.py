@@ -78,6 +78,13 @@ class HeadStates:
         self._own_states = self._states
         return logits
 
+    def keep_rows(self, kept: Tensor) -> None:
+        """From now on the batch has only the rows at the places `kept` (`(kept,)`)."""
+        self.features.store.keep_rows(kept)
+        if self.lm is not None:
+            self.lm.keep_rows(kept)
+            self._num_true = self._num_true[kept]
+
     def _lengths(self, context: Context) -> Tensor:
         # Column t holds token t + 1 and feature t, so the newest token, whose feature nobody knows yet, is in the last one.
         return context.lengths - 1 - self.features.start

@@ -54,6 +54,14 @@ class HybridDrafter(DrafterBase):
             return modelled
         return _joined(matched, modelled, extended)
 
+    @property
+    def can_drop_rows(self) -> bool:
+        return self.model.can_drop_rows
+
+    def keep_rows(self, kept: Tensor) -> None:
+        self.ngram.keep_rows(kept)
+        self.model.keep_rows(kept)
+
     def _plan(self, context: Context, budget: Budget, matched: Draft) -> tuple[Tensor, Tensor]:
         """Tokens of each row's match, and of the model."""
         if budget.forecast is None and self.model_first:

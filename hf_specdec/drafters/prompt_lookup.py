@@ -47,6 +47,14 @@ class PromptLookupDrafter(DrafterBase):
         most[rows] = torch.tensor(plan.from_match)
         return matched.first(most)
 
+    @property
+    def can_drop_rows(self) -> bool:
+        return True
+
+    def keep_rows(self, kept: Tensor) -> None:
+        places = {old: new for new, old in enumerate(kept.tolist())}
+        self._indexes = {places[row]: index for row, index in self._indexes.items() if row in places}
+
     def match(self, context: Context, max_tokens: Tensor) -> Draft:
         """All that followed each row's match, at most `max_tokens[b]` tokens."""
         found = [

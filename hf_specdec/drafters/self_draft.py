@@ -53,6 +53,7 @@ class _Growing:
     context: Context
     tokens: Tensor
     lengths: Tensor
+    ahead: int
     drafted: list[Tensor] = field(default_factory=list)
     depths: list[Tensor] = field(default_factory=list)
     laws: list[Tensor] = field(default_factory=list)
@@ -131,7 +132,7 @@ class SelfDrafter(DrafterBase):
     def propose(self, context: Context, budget: Budget) -> Draft:
         most = budget.max_tokens.clamp(max=self.policy.max_width)
         going = context.unfinished & (most > 0)
-        growing = _Growing(context, context.tokens, context.lengths)
+        growing = _Growing(context, context.tokens, context.lengths, int(most.max()))
         num_drafted, num_attempted = torch.zeros_like(most), torch.zeros_like(most)
         sureness, shared_seconds = torch.ones(len(most)), 0.0
         while bool(going.any()):
@@ -173,7 +174,7 @@ class SelfDrafter(DrafterBase):
             return mapped.to(hidden)
 
         transform = None if self.heads is None else head
-        logits = self.target.climb(growing.tokens, growing.lengths, depth, transform).float()
+        logits = self.target.climb(growing.tokens, growing.lengths, depth, transform, growing.ahead).float()
         confidences = self.policy.confidence(logits, depth, self.num_layers).cpu()
         if bool(confidences[going].isnan().any()):
             raise DrafterError(f"the exit after layer {depth} gives logits that contain NaN")

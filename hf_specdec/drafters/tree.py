@@ -65,6 +65,13 @@ class TreeDrafter(DrafterBase):
         nodes = self.shape.total_nodes if budget.max_nodes is None else min(budget.max_nodes, self.shape.total_nodes)
         return TreeShape(min(depth, nodes), self.shape.top_k, nodes)
 
+    @property
+    def can_drop_rows(self) -> bool:
+        return True
+
+    def keep_rows(self, kept: Tensor) -> None:
+        self.states.keep_rows(kept)
+
     def get_candidates(self, input_ids: Tensor, **kwargs: object) -> tuple[Tensor, Tensor | None]:
         """Not possible: transformers' own assisted decoding verifies chains, and does not show the target's hidden states.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from torch import Tensor
 from hf_specdec.errors import DrafterError
 
 
-__all__ = ["Budget", "Context", "Draft", "Drafter", "Forecast", "Plan"]
+__all__ = ["Budget", "Context", "Draft", "Drafter", "DropsRows", "Forecast", "Plan"]
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,11 @@ class Budget:
         """The same with at most `most` (`(batch,)`) tokens per row."""
         ceiling = None if self.ceiling is None else torch.minimum(self.ceiling, most)
         return replace(self, max_tokens=torch.minimum(self.max_tokens, most), ceiling=ceiling)
+
+    def of_rows(self, rows: Tensor) -> Budget:
+        """That of some rows (`(kept,)`) only."""
+        ceiling = None if self.ceiling is None else self.ceiling[rows]
+        return replace(self, max_tokens=self.max_tokens[rows], ceiling=ceiling)
 
 
 @dataclass(frozen=True)
@@ -251,4 +256,18 @@ class Drafter(Protocol):
 
     def propose(self, context: Context, budget: Budget) -> Draft:
         """Drafts at most `budget.max_tokens[b]` tokens after row `b` of the context."""
+        ...
+
+
+@runtime_checkable
+class DropsRows(Protocol):
+    """A drafter that can go on without the rows of a batch that have finished."""
+
+    @property
+    def can_drop_rows(self) -> bool:
+        """Whether it really can."""
+        ...
+
+    def keep_rows(self, kept: Tensor) -> None:
+        """From now on the batch has only the rows at the places `kept` (`(kept,)`)."""
         ...

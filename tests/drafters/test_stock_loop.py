@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper
 
+from hf_specdec import AutoDrafter, ExitHeads, ExitHeadsConfig, UnsupportedModelError
 from hf_specdec.drafters import (
     AssistantDrafter,
     DraftSettings,
@@ -13,6 +14,7 @@ from hf_specdec.drafters import (
     PromptLookupDrafter,
     ScriptedDrafter,
 )
+from tests.networks import small_target
 from tests.toys import drafters_for, noisy_copy, tiny_llama
 
 
@@ -201,3 +203,19 @@ def test_sampled_runs_are_repeatable_and_complete(kind):
     assert texts[0].shape == (1, ids.shape[1] + NEW_TOKENS)
     assert torch.equal(texts[0], texts[1])
     assert not torch.equal(texts[0], texts[2])
+
+
+@pytest.mark.parametrize("do_sample", [False, True])
+@pytest.mark.parametrize("family", ["eagle", "eagle3"])
+def test_a_drafter_network_without_a_config_of_ours_is_refused_by_name(family, do_sample):
+    model = small_target()
+    network = AutoDrafter.from_target(model, family)
+    with pytest.raises(UnsupportedModelError, match=rf"{type(network).__name__} reads .* pass speculative_config="):
+        model.generate(torch.tensor([[5, 6]]), assistant_model=network, do_sample=do_sample, max_new_tokens=4)
+
+
+def test_exit_heads_without_a_config_of_ours_are_refused_by_name():
+    model = small_target()
+    heads = ExitHeads(ExitHeadsConfig(exit_layers=(2,)))
+    with pytest.raises(UnsupportedModelError, match="ExitHeads reads"):
+        model.generate(torch.tensor([[5, 6]]), assistant_model=heads, max_new_tokens=4)

@@ -56,6 +56,15 @@ def test_the_size_that_pays_best_is_drafted(path, slope, best):
         assert sizes[16::16] == [40] * 3  # others are given another chance
 
 
+def test_one_round_shows_what_every_smaller_tree_would_have_brought():
+    costs = CostTable(0.0, ((1, 1.0), (101, 1.1)))
+    for path, best in (((0, 4), 8), ((0, 3), 4), ((0, 7, 15), 16), ((0, 8, 39), 40)):
+        schedule = GoodputTree(SHAPE, costs=costs).start(1)
+        assert schedule.next_budget().max_nodes == 40
+        schedule.observe(round_of(40, path))
+        assert schedule.best() == best
+
+
 def test_every_size_is_tried_once_where_costs_are_measured():
     controller = GoodputTree(SHAPE, (4, 16))
     assert controller.choices == (0, 4, 16, 40)

@@ -33,7 +33,7 @@ class RoundRecorder:
     the recordings stay in `recordings`.
 
     Args:
-        folder (`Path`, *optional*): Where shards are written; what earlier recorders wrote there is kept and counted.
+        folder (`str` or `Path`, *optional*): Where shards are written; what earlier recorders wrote there is kept and counted.
         rule ([`AcceptanceRule`], *optional*): The rule that judges; [`Exact`] unless given.
         top (`int`): Likeliest tokens of the target's law that are written down at each draft; 0 for none.
         texts_per_shard (`int`): Texts in a shard.
@@ -43,7 +43,7 @@ class RoundRecorder:
 
     def __init__(
         self,
-        folder: Path | None = None,
+        folder: str | Path | None = None,
         *,
         rule: AcceptanceRule | None = None,
         top: int = 0,
@@ -58,7 +58,7 @@ class RoundRecorder:
             )
         self.rule, self.top, self.pad_token_id = rule or Exact(), top, pad_token_id
         self.recordings: list[Recording] = []
-        self._writer = None if folder is None else ShardWriter(folder, texts_per_shard, max_shards)
+        self._writer = None if folder is None else ShardWriter(Path(folder), texts_per_shard, max_shards)
         self._seen: Evidence | None = None
         self._rows: list[_Row] = []
 

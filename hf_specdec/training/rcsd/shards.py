@@ -58,13 +58,13 @@ class ShardWriter:
             old.unlink()
 
 
-def read_shards(folder: Path) -> Iterator[Recording]:
+def read_shards(folder: str | Path) -> Iterator[Recording]:
     """Every recording of a folder, the oldest first.
 
     Raises:
         [`InvalidConfigError`]: If the folder holds none.
     """
-    shards = _shards(folder)
+    shards = _shards(Path(folder))
     if not shards:
         raise InvalidConfigError(f"{folder} holds no recorded rounds ({_PATTERN}): write some with a RoundRecorder")
     for shard in shards:

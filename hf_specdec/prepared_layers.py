@@ -1,0 +1,105 @@
+"""What a model gives its layers, taken from one of its own calls, for columns whose tokens are not known yet (ours).
+
+Masks, positions and rotary embeddings of a column depend on the columns before it and not on their tokens. So one pass over
+as many columns as a round may have says what every layer must be given for each of them, and the columns that follow in the
+round go through the layers without the model's own preparation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+
+__all__ = ["Cut", "PreparedLayers"]
+
+# Names under which layers are given what depends on places alone. Any other tensor may depend on the tokens.
+_PLACES = frozenset({"attention_mask", "position_ids", "position_embeddings", "cache_position"})
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What a layer is given for the last `pending` of the first `columns` of `width` columns.
+
+    The model's masks are for a pass over all `width` columns, `keys` wide; the layer shows its queries the last `visible` of
+    those that there are at `columns` columns.
+    """
+
+    width: int
+    columns: int
+    pending: int
+    visible: int
+    keys: int
+
+    def __call__(self, value: Any) -> Any:
+        if isinstance(value, tuple | list):
+            return type(value)(map(self, value))
+        if not isinstance(value, Tensor):
+            return value
+        here = slice(self.columns - self.pending, self.columns)
+        if value.ndim == 4 and value.shape[-2] == self.width:
+            rows = value[..., here, :]
+            if value.shape[-1] != self.keys:
+                return rows
+            known = self.keys - (self.width - self.columns)
+            return rows[..., known - self.visible : known]
+        if not value.is_floating_point() and not value.is_complex():
+            return value[..., here] if value.shape[-1:] == (self.width,) else value
+        return value[:, here] if value.ndim == 3 and value.shape[1] == self.width else value
+
+
+@final
+@dataclass
+class PreparedLayers:
+    """The arguments of each layer's call, but for its hidden states.
+
+    Args:
+        width (`int`): Columns that they are for.
+        embedded (`torch.FloatTensor` of shape `(batch, width, hidden_size)`, *optional*): What the first layer was given.
+    """
+
+    width: int
+    embedded: Tensor | None = None
+    arguments: dict[int, tuple[tuple[Any, ...], dict[str, Any]]] = field(default_factory=dict)
+    _cuts: dict[tuple[int, Cut], Any] = field(default_factory=dict)
+
+    def keep(self, index: int, hidden: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Keeps what layer `index` was called with."""
+        if index == 0:
+            self.embedded = hidden
+        self.arguments[index] = (args, kwargs)
+
+    def serves(self, num_layers: int) -> bool:
+        """Whether they tell everything that layers will have to be given for other tokens."""
+        return len(self.arguments) == num_layers and all(
+            isinstance(kwargs.get("attention_mask"), Tensor)
+            and not any(map(_has_tensor, args))
+            and all(name in _PLACES or not _has_tensor(value) for name, value in kwargs.items())
+            for args, kwargs in self.arguments.values()
+        )
+
+    def cut(self, value: Any, cut: Cut) -> Any:
+        """`cut(value)`, done once for all layers that were given the same object."""
+        if value is None or isinstance(value, bool | int | float | str):
+            return value
+        key = (id(value), cut)
+        if key not in self._cuts:
+            found = cut(value)
+            # A single query that sees every key is given no mask by the models themselves, which is the faster call.
+            sees_all = (
+                cut.pending == 1 and isinstance(found, Tensor) and found.dtype == torch.bool and bool(found.all())
+            )
+            self._cuts[key] = None if sees_all else found
+        return self._cuts[key]
+
+
+def _has_tensor(value: Any) -> bool:
+    if isinstance(value, tuple | list):
+        return any(map(_has_tensor, value))
+    if isinstance(value, Mapping):
+        return any(map(_has_tensor, value.values()))
+    return isinstance(value, Tensor)

@@ -1,0 +1,90 @@
+"""Measures several drafters on the same prompts and compares them question by question."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hf_specdec.networks import DraftNetwork
+from hf_specdec.quality.statistics import bootstrap_mean, paired_difference
+from hf_specdec.training.acceptance import Measured, measure
+
+
+__all__ = ["Arm", "compare", "compare_drafters"]
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way of training, with the drafters that its seeds gave.
+
+    Args:
+        name (`str`): Such as `"rcsd-grpo"`.
+        runs (`Sequence[Mapping[int, Sequence[Measured]]]`): For each seed and number of drafts, what became of each prompt.
+    """
+
+    name: str
+    runs: Sequence[Mapping[int, Sequence[Measured]]]
+
+    def lengths(self, steps: int) -> NDArray[np.float64]:
+        """`(prompts,)`, the mean over seeds of tau."""
+        found: NDArray[np.float64] = np.mean([[each.tau for each in run[steps]] for run in self.runs], axis=0)
+        return found
+
+
+def compare_drafters(
+    target: Any,
+    drafters: Mapping[str, Sequence[DraftNetwork]],
+    prompts: Sequence[Sequence[int]],
+    *,
+    steps: Sequence[int] = (3, 4, 5, 6),
+    max_new_tokens: int,
+    batch_size: int = 1,
+) -> list[Arm]:
+    """Decodes every prompt greedily with every drafter and every number of drafts.
+
+    Args:
+        target (`PreTrainedModel`): The target.
+        drafters (`Mapping[str, Sequence[DraftNetwork]]`): By arm, the drafters of its seeds.
+        prompts (`Sequence[Sequence[int]]`): Token ids.
+        steps (`Sequence[int]`): Numbers of drafts per round.
+        max_new_tokens (`int`): Length of the answers.
+        batch_size (`int`): Prompts of one length that are decoded at once.
+    """
+    options = {"max_new_tokens": max_new_tokens, "batch_size": batch_size}
+    return [
+        Arm(name, [{k: measure(target, each, prompts, steps=k, **options) for k in steps} for each in networks])
+        for name, networks in drafters.items()
+    ]
+
+
+def compare(arms: Sequence[Arm], *, baseline: str, control: str | None = None) -> dict[str, Any]:
+    """Figures of all arms, with 95 % bootstrap intervals over prompts (of the means over seeds).
+
+    Args:
+        arms (`Sequence[Arm]`): The arms.
+        baseline (`str`): The arm that gains are relative to.
+        control (`str`, *optional*): The arm that the others must beat.
+
+    Returns:
+        `dict`: By arm and number of drafts: `tau`, its `interval`, `gain` over the baseline in percent, the paired
+        `difference_from_control`; and `same_text`, whether every arm wrote the same answers.
+    """
+    by_name = {arm.name: arm for arm in arms}
+    counts = list(arms[0].runs[0])
+    figures: dict[str, dict[str, Any]] = {}
+    for arm in arms:
+        figures[arm.name] = {}
+        for k in counts:
+            tau, reference = arm.lengths(k), by_name[baseline].lengths(k)
+            row = {"interval": asdict(bootstrap_mean(tau))}
+            row["tau"] = row["interval"]["mean"]
+            row["gain"] = 100.0 * (float(tau.mean()) / float(reference.mean()) - 1.0)
+            if control is not None and arm.name != control:
+                row["difference_from_control"] = asdict(paired_difference(tau, by_name[control].lengths(k)))
+            figures[arm.name][str(k)] = row
+    texts = {tuple(each.text for each in run[k]) for arm in arms for run in arm.runs for k in counts}
+    return {"arms": figures, "same_text": len(texts) == 1, "num_prompts": len(arms[0].lengths(counts[0]))}

@@ -1,0 +1,228 @@
+"""Fitting exit heads: the closed form, the gradient descent, and going on where a run was stopped."""
+
+import copy
+
+import pytest
+import torch
+
+from hf_specdec import ConstantLength, ExitHeads, InvalidConfigError, SelfDraftConfig
+from hf_specdec.training.checkpoints import latest_checkpoint
+from hf_specdec.training.exit_heads import (
+    FitOptions,
+    NormalEquations,
+    Observer,
+    fit_exit_heads,
+    measure_agreement,
+)
+from hf_specdec.training.texts import Text
+from tests.families import FAMILIES
+from tests.toys import prompts, state_of, tiny_llama
+
+
+EXITS = (2, 4)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny_llama(layers=6)
+
+
+@pytest.fixture(scope="module")
+def texts(model):
+    """Greedy texts of the model."""
+    ids = torch.randint(1, 64, (24, 6), generator=torch.Generator().manual_seed(0))
+    rows = model.generate(ids, max_new_tokens=20, do_sample=False, pad_token_id=0)
+    return [Text(tuple(row), 6) for row in rows.tolist()]
+
+
+def options(kind, **others):
+    return FitOptions(**{"kind": kind, "max_tokens": 600, "ridge_tokens": 200, "tokens_per_step": 60} | others)
+
+
+def same(one, two):
+    pairs = zip(one.state_dict().items(), two.state_dict().items(), strict=True)
+    return all(name == other and torch.equal(a, b) for (name, a), (other, b) in pairs)
+
+
+def test_ridge_is_the_solution_of_the_penalised_least_squares():
+    generator = torch.Generator().manual_seed(0)
+    x, y = (torch.randn(50, 8, generator=generator) for _ in range(2))
+    equations, ridge = NormalEquations(8), 0.3
+    for start in range(0, 50, 7):
+        equations.add(x[start : start + 7], y[start : start + 7])
+    weight = ridge * float((x.double() ** 2).sum(0).mean())
+    penalty = torch.cat([torch.eye(8), torch.zeros(8, 1)], 1).double() * weight**0.5
+    rows = torch.cat([torch.nn.functional.pad(x.double(), (0, 1), value=1.0), penalty])
+    expected = torch.linalg.lstsq(rows, torch.cat([y.double(), torch.zeros(8, 8).double()])).solution
+    torch.testing.assert_close(equations.solve(ridge), expected, rtol=1e-9, atol=1e-9)
+    assert equations.num_rows == 50
+
+
+def test_no_rows_are_refused():
+    with pytest.raises(InvalidConfigError, match="no tokens"):
+        NormalEquations(3).solve(0.1)
+
+
+@pytest.mark.parametrize("name", ["gemma2", "cohere2", "bloom", "opt", "granite"])
+def test_the_readout_of_the_last_layer_is_what_the_model_says(name):
+    target = FAMILIES[name].build()
+    before = state_of(target)
+    observer = Observer(target, [1])
+    seen = observer.observe(Text((5, 6, 7, 8, 9), 0))
+    with torch.no_grad():
+        torch.testing.assert_close(observer.readout(seen.final), seen.logits)
+        assert not torch.allclose(observer.readout(seen.final + 1 + seen.final.sign()), seen.logits)
+    after = state_of(target)
+    assert [before[0], before[1], before[3], before[4]] == [after[0], after[1], after[3], after[4]]
+
+
+def test_a_reduced_readout_has_the_vocabularys_rows(model, texts):
+    ids = (3, 40, 7, 9)
+    whole, reduced = Observer(model, EXITS), Observer(model, EXITS, ids)
+    logits = whole.observe(texts[0]).logits
+    torch.testing.assert_close(reduced.observe(texts[0]).logits, logits[..., list(ids)], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(reduced.observe(texts[0], whole=True).logits, logits, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["linear", "linear+kl", "adapter"])
+def test_fitting_helps_and_leaves_the_target_alone(model, texts, kind):
+    before = state_of(model)
+    grads = [parameter.requires_grad for parameter in model.parameters()]
+    logs = []
+    heads = fit_exit_heads(model, texts, EXITS, options(kind), held_out=texts, on_step=logs.append)
+    found, raw = (measure_agreement(Observer(model, EXITS), each, texts) for each in (heads, None))
+    for depth in EXITS:
+        assert found[depth].kl < raw[depth].kl
+        assert found[depth].top1 > raw[depth].top1
+    if kind != "linear":
+        first, last = logs[0].evaluation["agreement"], heads.config.figures["agreement"]
+        assert all(last[str(depth)]["kl"] < first[str(depth)]["kl"] for depth in EXITS), "KL goes down from the ridge"
+    after = state_of(model)
+    assert all(torch.equal(before[2][name], value) for name, value in after[2].items())
+    assert [before[3], before[4]] == [after[3], after[4]]
+    assert [parameter.requires_grad for parameter in model.parameters()] == grads
+
+
+class StopError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("kind", ["linear+kl", "adapter"])
+def test_a_stopped_fit_goes_on_to_the_bit(model, texts, kind, tmp_path):
+    plan = options(kind, save_every=3)
+    whole = fit_exit_heads(model, texts, EXITS, plan, out=tmp_path / "whole")
+
+    def stop(log):
+        if log.step == 4:
+            raise StopError
+
+    with pytest.raises(StopError):
+        fit_exit_heads(model, texts, EXITS, plan, out=tmp_path / "part", on_step=stop)
+    assert latest_checkpoint(tmp_path / "part").name == "checkpoint-00000003"
+    usable = ExitHeads.from_pretrained(tmp_path / "part")
+    assert not same(usable, whole)
+    resumed = fit_exit_heads(model, texts, EXITS, plan, out=tmp_path / "part", resume=True)
+    assert same(resumed, whole)
+    assert same(ExitHeads.from_pretrained(tmp_path / "part"), whole)
+    with pytest.raises(InvalidConfigError, match="same options"):
+        fit_exit_heads(model, texts, EXITS, options(kind, seed=1), out=tmp_path / "part", resume=True)
+
+
+def test_a_stopped_regression_goes_on(model, texts, tmp_path, monkeypatch):
+    from hf_specdec.training.exit_heads import ridge
+
+    monkeypatch.setattr(ridge, "_TEXTS_PER_SAVE", 4)
+    whole = fit_exit_heads(model, texts, EXITS, options("linear"))
+    read = []
+
+    def stop(num_tokens):
+        read.append(num_tokens)
+        if len(read) == 10:
+            raise StopError
+
+    with pytest.raises(StopError):
+        fit_exit_heads(model, texts, EXITS, options("linear"), out=tmp_path, on_ridge=stop)
+    again = []
+    resumed = fit_exit_heads(model, texts, EXITS, options("linear"), out=tmp_path, resume=True, on_ridge=again.append)
+    assert again[0] == read[8], "goes on after the eight texts that were saved"
+    assert same(resumed, whole)
+    with pytest.raises(InvalidConfigError, match="other exit layers"):
+        fit_exit_heads(model, texts, [1], options("linear"), out=tmp_path, resume=True)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_a_fitted_adapter_drafts_what_it_says_without_any_cache(model, texts, batch_size):
+    """Whatever was rejected in between: each draft is the argmax of the adapter on the whole text."""
+    heads = fit_exit_heads(model, texts, EXITS, options("adapter"))
+    config = SelfDraftConfig(confidence_threshold=0.3, length=ConstantLength(4), on_drafter_error="raise")
+    rounds, inputs = [], prompts(batch_size)
+    observer = Observer(model, EXITS)
+    asked = {"max_new_tokens": 24, "do_sample": False, "pad_token_id": 0}
+    out = model.generate(
+        **inputs, **asked, assistant_model=heads, speculative_config=config, round_callback=rounds.append
+    )
+    assert torch.equal(out, model.generate(**inputs, **asked))
+    accepted = sum(int(each.num_accepted.sum()) for each in rounds)
+    drafted = sum(int(each.num_drafted.sum()) for each in rounds)
+    assert 0 < accepted < drafted, "some drafts are rejected, so that the adapter has to take entries back"
+    # The text is known, so what each exit would say along it is known too: count the drafts that must be accepted.
+    for row in range(batch_size):
+        assert _accepted(rounds, row) == _foretold(observer, heads, config, out[row], inputs, row, rounds)
+
+
+def _accepted(rounds, row):
+    return [int(each.num_accepted[row]) for each in rounds if not each.is_prefill and each.emitted[row]]
+
+
+@torch.no_grad()
+def _foretold(observer, heads, config, text, inputs, row, rounds):
+    """Accepted drafts of each round, from one pass over the finished text."""
+    start = int((inputs["attention_mask"][row] == 0).sum())
+    tokens = text[start:].tolist()
+    seen = observer.observe(Text(tuple(tokens), 0))
+    laws = {}
+    for depth in EXITS:
+        logits = observer.readout(heads(seen.states[depth], layer=depth))[0]
+        sure = config.confidence(logits, depth, 6) >= config.confidence_threshold
+        laws[depth] = (sure.tolist(), logits.argmax(-1).tolist())
+    column, counts = inputs["input_ids"].shape[1] - start + 1, []  # the prefill has given the first token
+    for each in rounds:
+        if each.is_prefill or not each.emitted[row]:
+            continue
+        count = 0
+        while count < int(each.num_drafted[row]):
+            at = column - 1 + count
+            exit_ = next((depth for depth in EXITS if laws[depth][0][at]), None)
+            if exit_ is None or at + 1 >= len(tokens) or laws[exit_][1][at] != tokens[at + 1]:
+                break
+            count += 1
+        counts.append(count)
+        column += len(each.emitted[row])
+    return counts
+
+
+def test_heads_of_another_model_are_refused(model, texts, tmp_path):
+    heads = fit_exit_heads(model, texts, EXITS, options("linear"), out=tmp_path)
+    other = copy.deepcopy(tiny_llama(seed=5, layers=6))
+    asked = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0}
+    for given in (
+        {"assistant_model": heads, "speculative_config": SelfDraftConfig()},
+        {"speculative_config": SelfDraftConfig(exit_heads=str(tmp_path))},
+    ):
+        model.generate(**prompts(), **asked, **given)
+        with pytest.raises(hf_error(), match="base weights"):
+            other.generate(**prompts(), **asked, **given)
+
+
+def hf_error():
+    from hf_specdec import IncompatibleDraftError
+
+    return IncompatibleDraftError
+
+
+def test_the_card_shows_what_was_measured(model, texts, tmp_path):
+    heads = fit_exit_heads(model, texts, EXITS, options("linear"), held_out=texts[:4], out=tmp_path)
+    card = (tmp_path / "README.md").read_text()
+    top1 = heads.config.figures["agreement"]["2"]["top1"]
+    assert f"| 2 | {top1:.3f} |" in card
+    assert "arxiv:2604.12247" in card

@@ -1,0 +1,72 @@
+"""Drafters side by side."""
+
+import json
+
+import pytest
+import torch
+
+from hf_specdec.quality.drafters import Arm, compare, compare_drafters, table, write_report
+from hf_specdec.training.acceptance import Measured, acceptance_lengths, measure
+from tests.networks import drafter_for, small_target
+
+
+PROMPTS = [[3, 8, 5], [9, 4, 7], [2, 6, 1, 5]]
+
+
+def arm(name, *seeds):
+    return Arm(
+        name,
+        [
+            {3: [Measured(tau, (1, 2)) for tau in taus], 6: [Measured(2 * tau, (1, 2)) for tau in taus]}
+            for taus in seeds
+        ],
+    )
+
+
+def test_gains_and_intervals_are_those_of_the_means_over_seeds():
+    arms = [
+        arm("hass", [1.0, 2.0, 3.0]),
+        arm("grpo", [1.5, 3.0, 3.0], [1.5, 2.0, 4.0]),
+        arm("control", [1.0, 2.0, 3.0]),
+    ]
+    found = compare(arms, baseline="hass", control="control")
+    row = found["arms"]["grpo"]["3"]
+    assert row["tau"] == pytest.approx((1.5 + 2.5 + 3.5) / 3)
+    assert row["gain"] == pytest.approx(25.0)
+    assert row["difference_from_control"] == pytest.approx({"mean": 0.5, "low": 0.5, "high": 0.5})
+    assert row["interval"]["low"] == pytest.approx(1.5)
+    assert found["arms"]["grpo"]["6"]["tau"] == pytest.approx(5.0)
+    assert "difference_from_control" not in found["arms"]["control"]["3"]
+    assert (found["same_text"], found["num_prompts"]) == (True, 3)
+    other = Arm("other", [{k: [Measured(1.0, (1, 3))] * 3 for k in (3, 6)}])
+    assert not compare([*arms, other], baseline="hass")["same_text"]
+
+
+def test_batches_measure_what_single_prompts_do():
+    target = small_target()
+    network = drafter_for(target, "eagle")
+    options = {"steps": 3, "max_new_tokens": 12}
+    alone = measure(target, network, PROMPTS, **options)
+    assert measure(target, network, PROMPTS, batch_size=2, **options) == alone
+    assert [each.tau for each in alone] == acceptance_lengths(target, network, PROMPTS, **options)
+    plain = [
+        target.generate(torch.tensor([each]), do_sample=False, max_new_tokens=12)[0, len(each) :].tolist()
+        for each in PROMPTS
+    ]
+    assert [list(each.text) for each in alone] == plain
+
+
+def test_the_report_has_the_names_that_are_read(tmp_path):
+    target = small_target()
+    drafters = {name: [drafter_for(target, "eagle", seed=seed)] for seed, name in enumerate(("hass", "control"))}
+    arms = compare_drafters(target, drafters, PROMPTS, steps=(1, 2), max_new_tokens=8)
+    found = compare(arms, baseline="hass", control="control")
+    write_report(tmp_path / "rcsd", found, model="demo", dataset="pydocs", about={"seeds": [0], "training": "none"})
+    content = json.loads((tmp_path / "rcsd.json").read_text())
+    assert content["seeds"] == [0]
+    assert content["summary"]["demo"]["pydocs"]["hass"]["2"] == arms[0].lengths(2).mean()
+    assert content["same_text"]
+    page = (tmp_path / "rcsd.md").read_text()
+    assert table(found) in page
+    assert "training: none" in page
+    assert (tmp_path / "rcsd.png").read_bytes().startswith(b"\x89PNG")
