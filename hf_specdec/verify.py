@@ -105,8 +105,8 @@ def evidence_of(
         return None if values is None else values[:, columns].to(device)
 
     return Evidence(
-        tokens=draft.tokens[:, columns].to(device),
-        valid=draft.valid[:, columns].to(device),
+        tokens=draft.tokens[:, columns].to(device, non_blocking=True),
+        valid=draft.valid[:, columns].to(device, non_blocking=True),
         scores=scores[:, :width],
         target_logits=logits[:, :width],
         do_sample=do_sample,
