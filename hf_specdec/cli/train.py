@@ -198,7 +198,13 @@ def _run(
     with torch.random.fork_rng():
         torch.manual_seed(options.seed)
         network = (
-            AutoDrafter.from_target(models.target, stages[0].family, tokenizer=models.tokenizer, dtype=torch.float32)
+            AutoDrafter.from_target(
+                models.target,
+                stages[0].family,
+                draft_token_ids=None if draft_vocab_size is None else _frequent(models.target, texts, draft_vocab_size),
+                tokenizer=models.tokenizer,
+                dtype=torch.float32,
+            )
             if start is None
             else AutoDrafter.from_pretrained(start, target=models.target, dtype=torch.float32)
         )
