@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel
 
+from hf_specdec._compat import undecorated_model
 from hf_specdec.compatibility import check_model, check_tokenizers
 from hf_specdec.configs import BaseConfig
 from hf_specdec.drafters import (
@@ -30,7 +31,7 @@ from hf_specdec.loop import Run
 from hf_specdec.networks import DraftNetwork
 from hf_specdec.prefix_lm import PrefixLM
 from hf_specdec.records import DropsRows
-from hf_specdec.reduced_head import assistant_drafter
+from hf_specdec.reduced_head import assistant_drafter, reduced_twins
 from hf_specdec.self_drafting import self_draft_of
 from hf_specdec.stats import SpeculativeStats
 from hf_specdec.tree_lm import TreeLM, check_tree_target
@@ -50,6 +51,7 @@ class Drafting:
         features ([`TargetFeatures`], *optional*): The hidden states of the target that the drafter reads.
         trees (`bool`): Whether the target is shown trees.
         prompt_states (`tuple[TargetFeatures, ...]`): Hidden states that are kept of the prompt alone.
+        twin_for (`Callable`, *optional*): From the prompts' tokens to a target with a smaller head, and the ids it scores.
     """
 
     make: Callable[[Run], DrafterBase]
@@ -57,6 +59,7 @@ class Drafting:
     features: TargetFeatures | None = None
     trees: bool = False
     prompt_states: tuple[TargetFeatures, ...] = ()
+    twin_for: Callable[[Tensor], tuple[Any, Tensor]] | None = None
 
     @contextmanager
     def of_prompt(self, prompt_columns: int) -> Iterator[None]:
@@ -67,9 +70,20 @@ class Drafting:
             yield
 
     def target(self, model: PreTrainedModel, forward: Callable[..., Any], **options: Any) -> PrefixLM:
-        """The target: its layers run at different times if it has a gate, and its features are stored if they are read."""
+        """The target: its layers run at different times if it has a gate, and its features are stored if they are read.
+
+        Args:
+            model (`PreTrainedModel`): The target.
+            forward (`Callable`): A forward pass of the decode phase, of a model and its inputs.
+            options: As for [`PrefixLM`].
+        """
+        reducing, forward = forward, partial(forward, model)
         if self.gate is not None:
-            return LayeredLM(model, gate=self.gate, forward=forward, **options)
+            layered = LayeredLM(model, gate=self.gate, forward=forward, **options)
+            if self.twin_for is not None:
+                twin, token_ids = self.twin_for(options["held"])
+                layered.climb_with(twin, partial(reducing, twin), token_ids)
+            return layered
         if self.features is None:
             return PrefixLM(model, forward=forward, **options)
         watched = self.features.around(forward)
@@ -120,6 +134,7 @@ def drafting_of(
             lambda run: self_draft.drafter(settings(run), run.target, states),
             gate=gate,
             prompt_states=tuple(states.values()),
+            twin_for=_twin_for(config, model, generation_config, tokenizer),
         )
     if isinstance(assistant, str) or hasattr(assistant, "__fspath__"):
         assistant = load_assistant(assistant, model)
@@ -171,6 +186,17 @@ def check_tree(config: BaseConfig, model: PreTrainedModel, cache: Any, generatio
             f"{' and '.join(shown)} would show the columns of a tree, which are not those of the text: drop it, or draft a "
             "chain with tree=None"
         )
+
+
+def _twin_for(
+    config: BaseConfig, model: PreTrainedModel, generation_config: GenerationConfig, tokenizer: Any
+) -> Callable[[Tensor], tuple[Any, Tensor]] | None:
+    """The target with the head of a draft vocabulary, for exits that score nothing else."""
+    if config.draft_vocabulary is None:
+        return None
+    make, eos = reduced_twins(model, config.draft_vocabulary, tokenizer), generation_config._eos_token_tensor
+    ids = () if eos is None else tuple(eos.tolist())
+    return lambda prompts: make(prompts, ids, undecorated_model(model).get_output_embeddings().out_features)
 
 
 def _check(

@@ -323,7 +323,7 @@ def _target(
     rest = {key: value for key, value in model_kwargs.items() if key not in _REMADE and value is not None}
     return drafting.target(
         model,
-        partial(_target_forward, model, rest),
+        partial(_target_forward, rest),
         pad_token_id=texts.pad_token_id,
         prompt_mask=mask,
         cache=cache,
@@ -333,7 +333,7 @@ def _target(
     )
 
 
-def _target_forward(model: PreTrainedModel, rest: dict[str, Any], *, input_ids: Tensor, **inputs: Any) -> Any:
+def _target_forward(rest: dict[str, Any], model: PreTrainedModel, *, input_ids: Tensor, **inputs: Any) -> Any:
     """A forward pass of the decode phase, through the model's own preparation of its inputs."""
     width = input_ids.shape[1]
     types = {

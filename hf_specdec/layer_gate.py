@@ -23,7 +23,7 @@ from transformers.cache_utils import Cache
 from hf_specdec._compat import undecorated_model
 from hf_specdec.cache_view import CacheView, check_layers, cut_layer
 from hf_specdec.errors import UnsupportedModelError
-from hf_specdec.prepared_layers import Cut, PreparedLayers
+from hf_specdec.prepared_layers import Cut, Cuts, PreparedLayers
 
 
 __all__ = ["LayerGate", "Transform", "Window", "find_layers"]
@@ -77,6 +77,10 @@ class Window:
     returns_tuple: bool = False
     prepared: PreparedLayers | None = None
     read_out: Tensor | None = None
+    view: CacheView = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.view = CacheView(self.cache, self.columns)
 
     def width_at(self, layer: int) -> int:
         """Columns that have run a layer."""
@@ -103,6 +107,7 @@ class _Pass:
     transform: Transform | None = None
     prepared: PreparedLayers | None = None
     columns: int = 0
+    cuts: Cuts = field(default_factory=Cuts)
 
     def run(self, index: int, inner: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if args:
@@ -130,13 +135,9 @@ class _Pass:
         window, done, count = self.window, self.window.width_at(index), pending.shape[1]
         self._check(index, done)
         width = done + count if self.prepared is None else self.prepared.width
-        keys, _ = CacheView(window.cache, window.columns).get_mask_sizes(width, index)
-        cut = Cut(width, done + count, count, self._visible(index, count), keys)
-        if self.prepared is None:
-            output = layer(pending, *map(cut, args), **{name: cut(value) for name, value in kwargs.items()})
-        else:
-            shared = partial(self.prepared.cut, cut=cut)
-            output = layer(pending, *map(shared, args), **{name: shared(value) for name, value in kwargs.items()})
+        keys, _ = window.view.get_mask_sizes(width, index)
+        cut = partial(self.cuts.of, cut=Cut(width, done + count, count, self._visible(index, count), keys))
+        output = layer(pending, *map(cut, args), **{name: cut(value) for name, value in kwargs.items()})
         window.returns_tuple = isinstance(output, tuple)
         new = output[0] if isinstance(output, tuple) else output
         before = window.hidden[index]
@@ -239,7 +240,7 @@ class LayerGate:
 
     def view(self, cache: Cache) -> Cache:
         """The cache to give to the model: a view while a round is under way, else the cache itself."""
-        return cache if self.window is None else CacheView(self.window.cache, self.window.columns)
+        return cache if self.window is None else self.window.view
 
     def rise(self, embedded: Tensor, depth: int, prepared: PreparedLayers) -> Tensor:
         """Takes the window's columns up to `depth` layers without the model, and returns the newest one's hidden state.

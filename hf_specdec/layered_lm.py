@@ -40,7 +40,20 @@ class LayeredLM(PrefixLM):
         # Called when all layers have run, while the window still holds the hidden states between them.
         self.on_pass: Callable[[], None] | None = None
         self._ungated_call = self._forward_call
+        self._climber: Any = model
+        self._climb_call = self._forward_call
+        self._token_ids: Tensor | None = None
         self._forward_call = self._call_with_view
+
+    def climb_with(self, model: Any, forward: Callable[..., Any], token_ids: Tensor) -> None:
+        """Lets climbs end in the head of a twin of the model, which scores `token_ids` alone (FR-Spec, arXiv 2502.14856).
+
+        Args:
+            model (`PreTrainedModel`): The twin; it has the model's own layers.
+            forward (`Callable`): Its forward pass, as for [`PrefixLM`].
+            token_ids (`torch.LongTensor` of shape `(kept,)`): The ids, in the order of its logits.
+        """
+        self._climber, self._climb_call, self._token_ids = model, forward, token_ids.to(self.device)
 
     def climb(
         self, tokens: Tensor, lengths: Tensor, depth: int, transform: Transform | None = None, ahead: int = 1
@@ -66,15 +79,29 @@ class LayeredLM(PrefixLM):
         self.fed_columns = columns.masked_fill(columns >= lengths[:, None], -1)
         try:
             if window.prepared is not None and ids.shape[1] <= window.prepared.width and self._ends is not None:
-                return self._rise(window.prepared, self._ends, ids, depth, transform)
-            if window.prepared is None and self._may_prepare and ids.shape[1] < ahead:
-                return self._climb_ahead(window, ids, depth, transform, ahead)
-            with self.gate.passing(depth, transform):
-                outputs = self._forward(ids, columns.minimum(lengths[:, None] - 1), self._num_held, 1)
+                logits = self._rise(window.prepared, self._ends, ids, depth, transform)
+            elif window.prepared is None and self._may_prepare and ids.shape[1] < ahead:
+                logits = self._climb_ahead(window, ids, depth, transform, ahead)
+            else:
+                with self.gate.passing(depth, transform):
+                    logits = self._climb(ids, columns.minimum(lengths[:, None] - 1))
         except BaseException:
             window.cut(0)
             self.gate.close()
             raise
+        if self._token_ids is None:
+            return logits
+        width = undecorated_model(self.model).get_output_embeddings().out_features
+        whole = logits.new_full((len(logits), width), float("-inf"))
+        return whole.index_copy(1, self._token_ids, logits)
+
+    def _climb(self, ids: Tensor, columns: Tensor) -> Tensor:
+        """The newest column's logits from a pass of the model, which the gate ends below its last layer."""
+        own, self._ungated_call = self._ungated_call, self._climb_call
+        try:
+            outputs = self._forward(ids, columns, self._num_held, 1)
+        finally:
+            self._ungated_call = own
         self.num_forwards -= 1  # part of a pass, which `run` completes
         logits: Tensor = outputs.logits[:, -1]
         return logits
@@ -92,9 +119,7 @@ class LayeredLM(PrefixLM):
         prepared, kept = PreparedLayers(ahead), self._num_held
         wide = torch.nn.functional.pad(ids, (0, ahead - ids.shape[1]), value=self.pad_token_id)
         with self.gate.passing(depth, transform, prepared, ids.shape[1]):
-            outputs = self._forward(wide, kept[:, None] + torch.arange(ahead), kept, 1)
-        self.num_forwards -= 1
-        logits: Tensor = outputs.logits[:, -1]
+            logits = self._climb(wide, kept[:, None] + torch.arange(ahead))
         if self._ends is None:
             self._ends = self._find_ends(window, prepared, wide, logits)
             self._may_prepare = self._ends is not None
@@ -104,7 +129,7 @@ class LayeredLM(PrefixLM):
     def _find_ends(self, window: Window, prepared: PreparedLayers, ids: Tensor, logits: Tensor) -> ModelEnds | None:
         if not prepared.serves(len(self.gate.layers)) or prepared.embedded is None or window.read_out is None:
             return None
-        return find_ends(self.model, ids.to(self.device), prepared.embedded, window.read_out, logits)
+        return find_ends(self._climber, ids.to(self.device), prepared.embedded, window.read_out, logits)
 
     def run(self, tokens: Tensor, lengths: Tensor, last: Tensor) -> Any:
         """As [`PrefixLM.run`]; completes the round that [`~LayeredLM.climb`] began."""

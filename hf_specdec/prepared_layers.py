@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 
-__all__ = ["Cut", "PreparedLayers"]
+__all__ = ["Cut", "Cuts", "PreparedLayers"]
 
 # Names under which layers are given what depends on places alone. Any other tensor may depend on the tokens.
 _PLACES = frozenset({"attention_mask", "position_ids", "position_embeddings", "cache_position"})
@@ -53,6 +53,26 @@ class Cut:
 
 
 @final
+class Cuts:
+    """Cuts that were made in one pass, each once for all layers that were given the same object."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[int, Cut], tuple[Any, Any]] = {}
+
+    def of(self, value: Any, cut: Cut) -> Any:
+        """`cut(value)`; no mask where a single query sees every key, which is how models ask for the faster call."""
+        if value is None or isinstance(value, bool | int | float | str):
+            return value
+        made = self._made.get((id(value), cut))
+        if made is None or made[0] is not value:  # an object that is gone may have left its id to another
+            found = cut(value)
+            is_mask = isinstance(found, Tensor) and found.ndim == 4 and found.dtype == torch.bool
+            made = (value, None if is_mask and cut.pending == 1 and bool(found.all()) else found)
+            self._made[id(value), cut] = made
+        return made[1]
+
+
+@final
 @dataclass
 class PreparedLayers:
     """The arguments of each layer's call, but for its hidden states.
@@ -65,7 +85,6 @@ class PreparedLayers:
     width: int
     embedded: Tensor | None = None
     arguments: dict[int, tuple[tuple[Any, ...], dict[str, Any]]] = field(default_factory=dict)
-    _cuts: dict[tuple[int, Cut], Any] = field(default_factory=dict)
 
     def keep(self, index: int, hidden: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Keeps what layer `index` was called with."""
@@ -81,20 +100,6 @@ class PreparedLayers:
             and all(name in _PLACES or not _has_tensor(value) for name, value in kwargs.items())
             for args, kwargs in self.arguments.values()
         )
-
-    def cut(self, value: Any, cut: Cut) -> Any:
-        """`cut(value)`, done once for all layers that were given the same object."""
-        if value is None or isinstance(value, bool | int | float | str):
-            return value
-        key = (id(value), cut)
-        if key not in self._cuts:
-            found = cut(value)
-            # A single query that sees every key is given no mask by the models themselves, which is the faster call.
-            sees_all = (
-                cut.pending == 1 and isinstance(found, Tensor) and found.dtype == torch.bool and bool(found.all())
-            )
-            self._cuts[key] = None if sees_all else found
-        return self._cuts[key]
 
 
 def _has_tensor(value: Any) -> bool:

@@ -24,7 +24,7 @@ from hf_specdec.errors import InvalidConfigError, UnsupportedModelError
 from hf_specdec.linear import PackedLinear, packing_problem
 
 
-__all__ = ["ReducedHead", "assistant_drafter", "reduce_head"]
+__all__ = ["ReducedHead", "assistant_drafter", "reduce_head", "reduced_twins"]
 
 _PROBE_TOKENS = 4
 _TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3}  # relative, of the probe; packing alone agrees to 1e-4
@@ -89,22 +89,43 @@ def assistant_drafter(
         )
     if assistant is None:
         raise InvalidConfigError("draft_vocabulary reduces the head of a draft model: pass assistant_model=...")
+    twin_for = reduced_twins(assistant, vocabulary, tokenizer)
+
+    def make(settings: DraftSettings, prompts: Tensor) -> AssistantDrafter:
+        twin, token_ids = twin_for(prompts, settings.eos_token_ids, settings.vocab_size)
+        return AssistantDrafter(settings, twin, token_ids)
+
+    return make
+
+
+def reduced_twins(
+    model: Any, vocabulary: DraftVocabulary | str | Path, tokenizer: Any = None
+) -> Callable[[Tensor, tuple[int, ...], int], tuple[Any, Tensor]]:
+    """How to make the twin of a run, and the ids that it scores, from its prompts' tokens, its EOS ids and the number of ids.
+
+    Args:
+        model (`PreTrainedModel`): What drafts.
+        vocabulary, tokenizer: As for [`assistant_drafter`].
+
+    Raises:
+        As [`assistant_drafter`].
+    """
     if not isinstance(vocabulary, DraftVocabulary):
         vocabulary = DraftVocabulary.load(vocabulary)
     if tokenizer is None:
-        tokenizer = saved_tokenizer(undecorated_model(assistant).config.name_or_path)
+        tokenizer = saved_tokenizer(undecorated_model(model).config.name_or_path)
     if tokenizer is not None:
         vocabulary.check_tokenizer(tokenizer)
     token_ids = vocabulary.token_ids
-    reduce_head(assistant, token_ids)
+    reduce_head(model, token_ids)
 
-    def make(settings: DraftSettings, prompts: Tensor) -> AssistantDrafter:
-        more = {*prompts.unique().tolist(), *settings.eos_token_ids}.difference(token_ids)
-        usable = range(min(settings.vocab_size, _head(assistant).out_features))
+    def twin(prompts: Tensor, eos_token_ids: tuple[int, ...], vocab_size: int) -> tuple[Any, Tensor]:
+        more = {*prompts.unique().tolist(), *eos_token_ids}.difference(token_ids)
+        usable = range(min(vocab_size, _head(model).out_features))
         added = tuple(sorted(token for token in more if token in usable))
-        return AssistantDrafter(settings, reduce_head(assistant, token_ids, added), torch.tensor(token_ids + added))
+        return reduce_head(model, token_ids, added), torch.tensor(token_ids + added)
 
-    return make
+    return twin
 
 
 @torch.no_grad()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hf_specdec.cli import calibrate_self_draft
 from hf_specdec.cli import options as opt
 from hf_specdec.cli.calibrate_csd import csd
 from hf_specdec.cli.calibrate_nucleus import nucleus
@@ -28,6 +29,7 @@ app = typer.Typer(help="Find a method's settings on your own texts.", no_args_is
 app.command("cospec")(calibrate_cospec)
 app.command("csd")(csd)
 app.command("nucleus")(nucleus)
+app.command("self-draft")(calibrate_self_draft.self_draft)
 
 
 @app.callback()

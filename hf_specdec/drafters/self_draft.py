@@ -94,7 +94,7 @@ class SelfDrafter(DrafterBase):
     ) -> None:
         super().__init__(settings)
         self.target, self.policy = target, policy
-        self.heads: Any = heads
+        self.heads: Any = None if heads is None or heads.config.kind == "raw" else heads
         self.num_layers = len(target.gate.layers)
         self.exits = policy.exits_of(self.num_layers, None if heads is None else tuple(heads.config.exit_layers))
         self.adapters: dict[int, AdapterRun] = {}

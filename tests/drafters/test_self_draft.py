@@ -10,6 +10,7 @@ from transformers import DynamicCache
 import hf_specdec
 from hf_specdec import (
     ConstantLength,
+    DraftVocabulary,
     EASDConfig,
     ExitHeads,
     ExitHeadsConfig,
@@ -24,6 +25,7 @@ from hf_specdec._compat import CACHE_KEY
 from hf_specdec.drafters import ExitPolicy, SelfDrafter
 from hf_specdec.layer_gate import LayerGate, find_layers
 from hf_specdec.layered_lm import LayeredLM
+from hf_specdec.prepared_layers import PreparedLayers
 from tests.drafters.self_drafting import Director, layer_calls
 from tests.drafters.test_stock_loop import settings_of, with_drafter
 from tests.toys import noisy_copy, prompts, state_of, tiny_llama
@@ -107,29 +109,25 @@ def test_a_hard_token_costs_nothing_extra(model):
 
 
 def test_the_lower_layers_lead_and_every_layer_holds_what_it_has_run(model, monkeypatch):
-    """Invariants A and B of the design, after every pass."""
+    """Invariants A and B of the design, after every climb and before a round's last pass."""
     seen = []
-    original = LayerGate.passing
 
-    def passing(gate, *args, **kwargs):
-        context = original(gate, *args, **kwargs)
+    def checked(original):
+        def call(lm, *args, **kwargs):
+            result = original(lm, *args, **kwargs)
+            check(lm.gate.window)
+            return result
 
-        class Checked:
-            def __enter__(self):
-                return context.__enter__()
+        return call
 
-            def __exit__(self, *exception):
-                window = gate.window
-                widths = [window.width_at(index) for index in range(LAYERS)]
-                assert widths == sorted(widths, reverse=True)
-                held = [layer.get_seq_length() for layer in window.cache.layers]
-                assert held == [window.columns + width for width in widths]
-                seen.append(tuple(widths))
-                return context.__exit__(*exception)
+    def check(window):
+        widths = [window.width_at(index) for index in range(LAYERS)]
+        assert widths == sorted(widths, reverse=True)
+        assert [layer.get_seq_length() for layer in window.cache.layers] == [window.columns + each for each in widths]
+        seen.append(tuple(widths))
 
-        return Checked()
-
-    monkeypatch.setattr(LayerGate, "passing", passing)
+    monkeypatch.setattr(LayeredLM, "climb", checked(LayeredLM.climb))
+    monkeypatch.setattr(LayeredLM, "_keep_what_fits", checked(LayeredLM._keep_what_fits))
     directed(model)
     assert any(len(set(widths)) > 2 for widths in seen), "tokens were deferred at different layers"
 
@@ -223,8 +221,8 @@ def test_raw_exits_say_what_the_lower_layers_say(model, monkeypatch):
     seen = []
     original = LayeredLM.climb
 
-    def climb(lm, tokens, lengths, depth, transform=None):
-        logits = original(lm, tokens, lengths, depth, transform)
+    def climb(lm, tokens, lengths, depth, *others):
+        logits = original(lm, tokens, lengths, depth, *others)
         with torch.no_grad():
             expected = shallow(tokens[:, : int(lengths[0])]).logits[:, -1]
         torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
@@ -258,6 +256,57 @@ def test_accelerates_hooks_are_not_run_for_skipped_layers(model):
     assert torch.equal(out.sequences, reference)
     assert len(runs) == len(calls) < LAYERS * TOKENS * len(EXITS)
     assert [vars(layer)["forward"] for layer in find_layers(hooked)] == before
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_a_draft_vocabulary_is_all_that_exits_score(model, batch_size, monkeypatch):
+    vocabulary = DraftVocabulary(tuple(range(3, 30)), 64)
+    config = SelfDraftConfig(
+        exit_layers=EXITS, confidence_threshold=0.1, length=4, on_drafter_error="raise", draft_vocabulary=vocabulary
+    )
+    usable = {*vocabulary.token_ids, *prompts(batch_size)["input_ids"].unique().tolist()}
+    wanted = torch.tensor(sorted(usable))
+    original, seen = LayeredLM.climb, []
+
+    def climb(lm, *args):
+        logits = original(lm, *args)
+        kept = torch.isfinite(logits).all(0).nonzero()[:, 0]
+        assert torch.equal(kept, wanted)
+        seen.append(lm._ends is not None and lm.gate.window.width_at(0) > 1)
+        return logits
+
+    monkeypatch.setattr(LayeredLM, "climb", climb)
+    out = decode(model, batch_size, config)
+    assert torch.equal(out.sequences, decode(model, batch_size, None).sequences)
+    assert out.speculative_stats.num_draft_tokens > 0
+    assert any(seen), "some climbs do without the model's own preparation"
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_later_columns_climb_as_the_first_one_does(model, batch_size, monkeypatch):
+    """Without the model's preparation the exits say what they say with it, and the model is called less often."""
+    calls, said = [], []
+    call, climb = LayeredLM._call_with_view, LayeredLM.climb
+
+    def counted(lm, **inputs):
+        calls[-1] += 1
+        return call(lm, **inputs)
+
+    def heard(lm, *args):
+        said[-1].append(climb(lm, *args))
+        return said[-1][-1]
+
+    monkeypatch.setattr(LayeredLM, "_call_with_view", counted)
+    monkeypatch.setattr(LayeredLM, "climb", heard)
+    for prepares in (True, False):
+        calls.append(0)
+        said.append([])
+        if not prepares:
+            monkeypatch.setattr(PreparedLayers, "serves", lambda prepared, num_layers: False)
+        decode(model, batch_size)
+    assert calls[0] < calls[1]
+    for one, other in zip(*said, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
 # --- combinations ---------------------------------------------------------------------------------------------------

@@ -4,16 +4,23 @@ from hf_specdec.training.exit_heads.agreement import ExitAgreement, measure_agre
 from hf_specdec.training.exit_heads.fitting import fit_exit_heads
 from hf_specdec.training.exit_heads.observing import Observation, Observer
 from hf_specdec.training.exit_heads.options import FitLog, FitOptions
+from hf_specdec.training.exit_heads.replay import ExitTrace, LayerCosts, Replayed, best_policy, replay, trace_exits
 from hf_specdec.training.exit_heads.ridge import NormalEquations
 
 
 __all__ = [
     "ExitAgreement",
+    "ExitTrace",
     "FitLog",
     "FitOptions",
+    "LayerCosts",
     "NormalEquations",
     "Observation",
     "Observer",
+    "Replayed",
+    "best_policy",
     "fit_exit_heads",
     "measure_agreement",
+    "replay",
+    "trace_exits",
 ]

@@ -84,6 +84,8 @@ def distil(
     done, num_tokens = 0, 0
     if resume and folder is not None and (checkpoint := latest_checkpoint(folder)) is not None:
         done, num_tokens = _load(checkpoint, heads, optimizer, scheduler, options)
+        if done == len(plan) and evaluate is not None:
+            evaluate(num_tokens)
     logs = []
     with _only_heads_train(observer.target, heads):
         for step, texts in enumerate(plan[done:], start=done + 1):

@@ -109,7 +109,7 @@ class StopError(Exception):
 
 @pytest.mark.parametrize("kind", ["linear+kl", "adapter"])
 def test_a_stopped_fit_goes_on_to_the_bit(model, texts, kind, tmp_path):
-    plan = options(kind, save_every=3)
+    plan = options(kind, save_every=3, max_tokens=360)
     whole = fit_exit_heads(model, texts, EXITS, plan, out=tmp_path / "whole")
 
     def stop(log):

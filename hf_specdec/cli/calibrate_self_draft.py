@@ -1,0 +1,151 @@
+"""`specdec calibrate self-draft`: exits, thresholds and widths of self-drafting, and whether it can pay at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hf_specdec.cli import options as opt
+from hf_specdec.cli.errors import CommandError, reports_errors
+from hf_specdec.cli.models import load_models, quiet
+from hf_specdec.cli.output import note, print_json, progress_bar
+from hf_specdec.cli.texts import encode_prompt, read_texts
+
+
+if TYPE_CHECKING:
+    from hf_specdec.training.exit_heads import LayerCosts, Observer, Replayed
+
+
+__all__ = ["self_draft"]
+
+_LEAST_GAIN = 1.02  # below this a prediction is no gain
+
+
+@reports_errors
+def self_draft(
+    target: opt.Target,
+    data: opt.PromptFile,
+    exit_heads: Annotated[
+        str | None, typer.Option("--exit-heads", help="Folder or Hub id of fitted heads; raw exits by default.")
+    ] = None,
+    exits: Annotated[
+        str | None,
+        typer.Option(
+            "--exits", help="Layers to try: 6,12. By default those of the heads, else every eighth of the depth."
+        ),
+    ] = None,
+    field: opt.Field = "prompt",
+    limit: opt.Limit = 16,
+    chat: opt.Chat = None,
+    system: opt.System = None,
+    max_new_tokens: opt.MaxNewTokens = 64,
+    save: Annotated[Path | None, typer.Option("--save", help="Folder to write speculative_config.json to.")] = None,
+    dtype: opt.DType = opt.DTypeName.auto,
+    as_json: opt.Json = False,
+    debug: opt.Debug = False,
+) -> None:
+    """Find exits, annealing, threshold and width by replaying what exits say along the model's own answers."""
+    from hf_specdec import ExitHeads, SelfDraftConfig
+    from hf_specdec.training.exit_heads import Observer, best_policy, trace_exits
+
+    prompts = read_texts(data, field, limit)
+    models = load_models(target, None, dtype=dtype)
+    with quiet():
+        heads = None if exit_heads is None else ExitHeads.from_pretrained(exit_heads, use_safetensors=True)
+        if heads is not None:
+            heads = heads.to(models.target.device).eval()
+            heads.check_target(models.target)
+        observer = Observer(models.target, _layers(exits, heads, models.target))
+        depth, traces = len(observer.layers), []
+        with progress_bar("Reading") as show:
+            for index, prompt in enumerate(prompts):
+                text = _answer(models.target, encode_prompt(models.tokenizer, prompt, chat, system), max_new_tokens)
+                if text is not None:
+                    traces.append(trace_exits(observer, heads, text, depth))
+                show(index + 1, len(prompts))
+        costs = _costs(models.target, observer)
+        best = best_policy(traces, observer.exits, depth, costs)
+    config = SelfDraftConfig(**vars(best.policy), exit_heads=exit_heads)
+    path = None if save is None else config.save_pretrained(save)
+    if as_json:
+        found = {"target": target, "saved": None if path is None else str(path), "pays": best.speed_up >= _LEAST_GAIN}
+        print_json({**found, "costs": vars(costs), "num_texts": len(traces), **best.to_dict()})
+        return
+    _print(best, costs)
+    if path is not None:
+        note(f"saved {path}: use it with --config {save}")
+
+
+def _layers(exits: str | None, heads: Any, target: Any) -> list[int]:
+    from hf_specdec.drafters import ExitPolicy
+    from hf_specdec.layer_gate import find_layers
+
+    depth = len(find_layers(target))
+    if exits is None:
+        chosen = heads.config.exit_layers if heads is not None else [round(depth * part / 8) for part in range(1, 8)]
+        layers = sorted({max(1, layer) for layer in chosen if layer < depth})
+    else:
+        try:
+            layers = sorted(int(each) for each in exits.split(","))
+        except ValueError:
+            raise CommandError(f"--exits must be numbers of layers such as 6,12, got {exits!r}") from None
+    policy = ExitPolicy(exit_layers=tuple(layers))
+    return list(policy.exits_of(depth, None if heads is None else tuple(heads.config.exit_layers)))
+
+
+def _answer(target: Any, prompt: list[int], max_new_tokens: int) -> Any:
+    """The model's own answer; None where it is too short to draft in."""
+    import torch
+
+    from hf_specdec.training.texts import Text
+
+    ids = torch.tensor([prompt], device=target.device)
+    tokens = target.generate(
+        input_ids=ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=max_new_tokens
+    )[0].tolist()
+    return Text(tuple(tokens), len(prompt)) if len(tokens) > max(len(prompt) + 1, 2) else None
+
+
+def _costs(target: Any, observer: Observer) -> LayerCosts:
+    import statistics
+    import time
+
+    import torch
+
+    from hf_specdec.bench.costs import measure_costs
+    from hf_specdec.training.exit_heads import LayerCosts
+
+    passes = measure_costs(target, None, prefix_length=64, widest=5)
+    states = torch.zeros(1, 1, target.config.get_text_config(decoder=True).hidden_size, device=target.device)
+    seconds = []
+    with torch.no_grad():
+        for _ in range(5):
+            started = time.perf_counter()
+            observer.readout(states.to(target.dtype)).sum().item()
+            seconds.append(time.perf_counter() - started)
+    step = passes.target[1]
+    head = min(statistics.median(seconds), 0.9 * step)  # an exit costs what the model costs without its layers
+    return LayerCosts((step - head) / len(observer.layers), head, step, max(0.0, passes.v(4) - 1) / 4)
+
+
+def _print(best: Replayed, costs: LayerCosts) -> None:
+    policy = best.policy
+    typer.echo(
+        f"exit_layers={list(policy.exit_layers or ())}, confidence_threshold={policy.confidence_threshold}, "
+        f"annealing={policy.annealing}, max_width={policy.max_width}"
+    )
+    typer.echo(
+        f"predicted: {best.speed_up:.2f}x plain decoding, {best.tokens_per_round:.2f} tokens per round, "
+        f"{best.acceptance:.0%} of drafts accepted"
+    )
+    typer.echo(
+        f"measured here: a step {1000 * costs.step:.1f} ms, a layer {1000 * costs.layer:.2f} ms, an exit "
+        f"{1000 * costs.head:.1f} ms, each further token of a pass {costs.row:.0%} of a step"
+    )
+    if best.speed_up < _LEAST_GAIN:
+        typer.echo(
+            "Self-drafting cannot pay on this model with these exits: fit heads with `specdec train exit-heads`, or let "
+            "another model draft."
+        )

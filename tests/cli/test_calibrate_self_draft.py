@@ -1,0 +1,23 @@
+"""`specdec calibrate self-draft`: settings by replay, and a config that can be loaded."""
+
+from hf_specdec import ExitHeads, ExitHeadsConfig, SelfDraftConfig
+from tests.toys import prompts
+
+
+def test_it_saves_settings_that_a_run_takes(pair, tmp_path, run_json, run):
+    data = tmp_path / "prompts.txt"
+    data.write_text("\n".join(f"w{index} w{index + 3} w{index + 1}" for index in range(3)))
+    heads = ExitHeads(ExitHeadsConfig("linear", [1, 2, 3], hidden_size=pair.model.config.hidden_size))
+    heads.save_pretrained(tmp_path / "heads")
+    options = ["calibrate", "self-draft", "--target", pair.target, "--data", data, "--max-new-tokens", 8]
+    for more in ([], ["--exit-heads", tmp_path / "heads", "--exits", "1,3"]):
+        found = run_json(*options, *more, "--save", tmp_path / "config")
+        config = SelfDraftConfig.from_pretrained(tmp_path / "config")
+        assert found["num_texts"] == 3
+        assert set(config.exit_layers) <= ({1, 3} if more else {1, 2, 3})
+        assert config.exit_heads == (str(tmp_path / "heads") if more else None)
+        asked = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
+        drafted = pair.model.generate(**prompts(), **asked, speculative_config=config)
+        assert drafted.tolist() == pair.model.generate(**prompts(), **asked).tolist()
+    assert "1..3" in run(*options, "--exits", "4", code=2).stderr
+    assert "numbers of layers" in run(*options, "--exits", "half", code=2).stderr

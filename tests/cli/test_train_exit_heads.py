@@ -1,0 +1,43 @@
+"""`specdec train exit-heads`."""
+
+import pytest
+import torch
+
+from hf_specdec import ExitHeads, SelfDraftConfig
+from tests.toys import prompts
+
+
+@pytest.fixture
+def options(pair, tmp_path):
+    file = tmp_path / "texts.txt"
+    file.write_text("\n".join(f"w{row} w{row + 3} w{row + 1} w{row + 9} w{row + 2}" for row in range(12)))
+    return ["train", "exit-heads", "--target", pair.target, "--data", file, "--exits", "1,2", "--dtype", "float32"]
+
+
+@pytest.mark.parametrize("kind", ["linear", "linear+kl", "adapter"])
+def test_it_writes_heads_that_draft(pair, options, run_json, run, tmp_path, kind):
+    out = tmp_path / "heads"
+    short = ["--max-tokens", 40, "--tokens-per-step", 12, "--save-every", 2, "--held-out", 0.3, "--kind", kind]
+    found = run_json(*options, *short, "--out", out)
+    assert found["exits"] == [1, 2]
+    assert found["agreement"]["1"]["num_tokens"] > 0
+    config = SelfDraftConfig(exit_heads=str(out), confidence_threshold=0.0, length=3, on_drafter_error="raise")
+    asked = {"max_new_tokens": 10, "do_sample": False, "pad_token_id": 0}
+    drafted = pair.model.generate(**prompts(), **asked, speculative_config=config, return_dict_in_generate=True)
+    assert drafted.sequences.tolist() == pair.model.generate(**prompts(), **asked).tolist()
+    assert drafted.speculative_stats.num_draft_tokens > 0
+    assert "--resume" in run(*options, *short, "--out", out, code=2).stderr
+    again = run_json(*options, *short, "--out", out, "--resume")
+    assert again["num_tokens"] == found["num_tokens"]
+    assert all(bool(torch.isfinite(each).all()) for each in ExitHeads.from_pretrained(out).parameters())
+
+
+def test_options_before_the_subcommand_are_refused(options, run):
+    assert (
+        "--seed must stand after exit-heads"
+        in run("train", "--seed", 3, *options[1:], "--kind", "linear", "--out", "x", code=2).stderr
+    )
+
+
+def test_train_says_what_it_needs(run):
+    assert "--data, --recipe, --out" in run("train", "--target", "x", code=2).stderr

@@ -1,0 +1,53 @@
+"""Trace replay: what a policy would do, against hand-made traces and against real runs."""
+
+import pytest
+import torch
+
+from hf_specdec import ConstantLength, InvalidConfigError, SelfDraftConfig
+from hf_specdec.drafters import ExitPolicy
+from hf_specdec.training.exit_heads import ExitTrace, LayerCosts, Observer, best_policy, replay, trace_exits
+from hf_specdec.training.texts import Text
+from tests.toys import prompts, tiny_llama
+
+
+COSTS = LayerCosts(layer=1.0, head=0.5, step=10.5, row=0.1)
+
+
+def test_a_trace_replayed_by_hand():
+    sure = torch.tensor([0.9, 0.9, 0.9, 0.2, 0.9, 0.9])
+    right = torch.tensor([True, True, False, True, True, True])
+    trace = ExitTrace({2: right}, {(2, 0.0): sure})
+    policy = ExitPolicy(exit_layers=(2,), annealing=0.0, confidence_threshold=0.5, max_width=3)
+    found = replay([trace], policy, 10, COSTS)
+    # Rounds: three drafts, two right; a hard token; two drafts until the text ends, both right.
+    assert found.tokens_per_round == pytest.approx(7 / 3)
+    assert found.acceptance == pytest.approx(4 / 5)
+    drafting = (3 * 2 + 2 + 2 * 2) * 1.0 + 6 * 0.5
+    verifying = 8.5 * (1.3 + 1.0 + 1.2)
+    assert found.speed_up == pytest.approx(7 * 10.5 / (drafting + verifying))
+
+
+def test_it_foretells_the_rounds_of_a_run():
+    model = tiny_llama(layers=6)
+    asked = {"max_new_tokens": 40, "do_sample": False, "pad_token_id": 0}
+    text = model.generate(**prompts(), **asked)[0].tolist()
+    observer = Observer(model, [4, 5])
+    trace = trace_exits(observer, None, Text(tuple(text), 8), 6)
+    for threshold in (0.0, 0.35):
+        policy = ExitPolicy(exit_layers=(4, 5), confidence_threshold=threshold, annealing=0.5, max_width=3)
+        found = replay([trace], policy, 6, COSTS)
+        config = SelfDraftConfig(**vars(policy), length=ConstantLength(3), on_drafter_error="raise")
+        out = model.generate(**prompts(), **asked, speculative_config=config, return_dict_in_generate=True)
+        assert found.tokens_per_round == pytest.approx(out.speculative_stats.tokens_per_round, rel=0.06)
+        assert out.speculative_stats.num_accepted_tokens > 0
+
+
+def test_the_best_policy_pays_where_exits_are_right_and_not_where_they_are_wrong():
+    right = torch.ones(50, dtype=torch.bool)
+    sure = {(2, annealing): torch.full((50,), 0.95) for annealing in (0.0, 0.5, 1.0)}
+    assert best_policy([ExitTrace({2: right}, sure)], [2], 10, COSTS).speed_up > 2
+    assert best_policy([ExitTrace({2: ~right}, sure)], [2], 10, COSTS).speed_up < 1
+    with pytest.raises(InvalidConfigError, match="no texts"):
+        best_policy([], [2], 10, COSTS)
+    with pytest.raises(InvalidConfigError, match="above 0"):
+        LayerCosts(layer=0.0, head=1.0, step=1.0, row=0.0)
