@@ -32,6 +32,7 @@ class RecipeName(StrEnum):
     kl = "kl"
     eal = "eal"
     wtv = "wtv"
+    vat = "vat"
     lk = "lk"
     rcsd_dpo = "rcsd-dpo"
     rcsd_grpo = "rcsd-grpo"
@@ -53,7 +54,7 @@ def train(
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder to write to; needed.")] = None,
     start: Annotated[
         Path | None,
-        typer.Option("--start", help="A drafter to go on from, which all but hass, eagle3 and kl want."),
+        typer.Option("--start", help="A drafter to go on from, which all but hass, eagle3, kl and vat want."),
     ] = None,
     field: opt.Field = "prompt",
     limit: opt.Limit = None,

@@ -15,6 +15,7 @@ from hf_specdec.training.losses import (
     KLLoss,
     LKLoss,
     TrainingLoss,
+    VATLoss,
     WTVLoss,
 )
 from hf_specdec.training.rcsd.options import RCSDTraining
@@ -35,6 +36,7 @@ class Recipe:
         reference (`bool`): Whether the loss compares with a frozen copy of the drafter that the run starts from, which is then
             meant to be a trained one.
         rounds (`bool`): Whether the loss learns from recorded rounds.
+        survival (`bool`): Whether a [`SurvivalHead`] is trained beside the drafter.
     """
 
     family: str
@@ -43,6 +45,7 @@ class Recipe:
     detach: bool
     reference: bool = False
     rounds: bool = False
+    survival: bool = False
 
 
 RECIPES: MappingProxyType[str, Recipe] = MappingProxyType(
@@ -52,6 +55,7 @@ RECIPES: MappingProxyType[str, Recipe] = MappingProxyType(
         "kl": Recipe("eagle3", KLLoss(), num_steps=5, detach=False),
         "eal": Recipe("eagle3", EALLoss(), num_steps=5, detach=False),
         "wtv": Recipe("eagle3", WTVLoss(), num_steps=5, detach=False),
+        "vat": Recipe("eagle3", VATLoss(), num_steps=7, detach=False, survival=True),
         "lk": Recipe("eagle3", LKLoss(), num_steps=5, detach=False),
         "rcsd-dpo": Recipe("eagle", DPOLoss(), num_steps=6, detach=False, reference=True, rounds=True),
         "rcsd-grpo": Recipe("eagle", GRPOLoss(), num_steps=6, detach=False, reference=True),

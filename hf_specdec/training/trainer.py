@@ -21,6 +21,7 @@ from hf_specdec.training.checkpoints import latest_checkpoint, load_checkpoint, 
 from hf_specdec.training.losses import DraftedRounds, Unrolled
 from hf_specdec.training.options import TrainingOptions
 from hf_specdec.training.recipes import Recipe
+from hf_specdec.training.survival_head import SurvivalHead
 from hf_specdec.training.texts import Text, TextBatch, observe
 from hf_specdec.training.unroll import drafted_logits, unroll
 
@@ -56,6 +57,14 @@ class _Unrolling(nn.Module):
         super().__init__()
         self.network, self.recipe = network, recipe
         self.reference = network.twin().requires_grad_(False) if recipe.reference else None
+        self.survival = SurvivalHead(network.config.hidden_size) if recipe.survival else None
+
+    @property
+    def trained(self) -> nn.Module:
+        """What is trained and saved: the network, with the survival head where there is one."""
+        if self.survival is None:
+            return self.network
+        return nn.ModuleDict({"network": self.network, "survival": self.survival})
 
     def forward(
         self, batch: TextBatch, seeds: Sequence[int] = (), rounds: DraftedRounds | None = None
@@ -68,6 +77,8 @@ class _Unrolling(nn.Module):
             unrolled = replace(unrolled, rounds=replace(rounds, student_logits=drafted))
         if self.reference is not None:
             unrolled = _with_reference(unrolled, self.reference, batch, num_steps)
+        if self.survival is not None:
+            unrolled = replace(unrolled, survival_logits=self.survival(unrolled.student_states))
         counts = []
         for logits, target, mask in zip(unrolled.student_logits, unrolled.target_logits, unrolled.masks, strict=True):
             best = logits.detach().argmax(-1)
@@ -131,7 +142,7 @@ def train(
     with _only_drafter_trains(target, network):
         state = _State.start(network, recipe, options, accelerator, out if resume else None)
         for step in range(state.step + 1, options.max_steps + 1):
-            log = _one_step(partial(observer, target, network), rounds, network, texts, options, state, step)
+            log = _one_step(partial(observer, target, network), rounds, texts, options, state, step)
             if evaluate is not None and (step % options.eval_every == 0 or step == options.max_steps):
                 network.eval()
                 log = replace(log, evaluation=evaluate())
@@ -166,7 +177,7 @@ class _State:
     """What changes while training."""
 
     step: int
-    network: DraftNetwork
+    trained: nn.Module
     module: Any
     optimizer: torch.optim.Optimizer
     scheduler: Any
@@ -184,18 +195,19 @@ class _State:
     ) -> _State:
         """The state before the first step, or that of the newest checkpoint in `resumed`."""
         module = accelerator.prepare(_Unrolling(network, recipe))
-        parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
+        trained = accelerator.unwrap_model(module).trained
+        parameters = [parameter for parameter in trained.parameters() if parameter.requires_grad]
         optimizer = torch.optim.AdamW(parameters, lr=options.learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
         warmup = round(options.warmup * options.max_steps)
         scheduler = get_cosine_schedule_with_warmup(optimizer, warmup, options.max_steps)
-        state = cls(0, network, module, optimizer, scheduler, accelerator, asdict(options))
+        state = cls(0, trained, module, optimizer, scheduler, accelerator, asdict(options))
         checkpoint = None if resumed is None else latest_checkpoint(resumed)
         if checkpoint is not None:
             state._load(checkpoint)
         return state
 
     def _load(self, checkpoint: Path) -> None:
-        saved = load_checkpoint(checkpoint, self.network, self.optimizer)
+        saved = load_checkpoint(checkpoint, self.trained, self.optimizer)
         if saved["options"] != self.options:
             raise InvalidConfigError(
                 f"{checkpoint} was written by a run with {saved['options']}, which cannot go on with {self.options}: "
@@ -215,14 +227,13 @@ class _State:
         """Writes a checkpoint, from one of the processes."""
         if self.accelerator.is_main_process:
             content = {"scheduler": self.scheduler.state_dict(), "options": self.options}
-            save_checkpoint(out, step, self.network, self.optimizer, content)
+            save_checkpoint(out, step, self.trained, self.optimizer, content)
         self.accelerator.wait_for_everyone()
 
 
 def _one_step(
     observed: Callable[[Sequence[Text]], TextBatch],
     rounds: Callable[[Sequence[Text], int], DraftedRounds] | None,
-    network: DraftNetwork,
     texts: Sequence[Text],
     options: TrainingOptions,
     state: _State,
@@ -247,7 +258,7 @@ def _one_step(
             accelerator.backward(value * share * accelerator.num_processes)
         loss += float(value.detach()) * share
         counts = counts + seen.cpu()
-    accelerator.clip_grad_norm_(network.parameters(), options.clip)
+    accelerator.clip_grad_norm_(state.trained.parameters(), options.clip)
     state.optimizer.step()
     state.scheduler.step()
     state.optimizer.zero_grad()

@@ -1,6 +1,7 @@
 """The losses of HASS and EAGLE-3 against sums written out by hand."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from hf_specdec.errors import InvalidConfigError
 from hf_specdec.training.losses.base import Unrolled
 from hf_specdec.training.losses.eagle3 import Eagle3Loss
 from hf_specdec.training.losses.hass import HassLoss
+from hf_specdec.training.losses.vat import VATLoss, greedy_survival
 
 
 def case(with_states=True, vocab=7, draft_ids=None):
@@ -74,3 +76,65 @@ def test_eagle3(ids):
 def test_hass_needs_features_to_compare_with():
     with pytest.raises(InvalidConfigError, match='family="eagle"'):
         HassLoss()(case(with_states=False))
+
+
+def vat_case(accepted, ids=None, seed=0):
+    """A chain of as many drafts as `accepted` says at each of its columns, with the survival head's logits."""
+    generator = torch.Generator().manual_seed(seed)
+    vocab, steps, columns = 7, 4, len(accepted)
+    chosen = list(range(vocab)) if ids is None else ids
+    target = [torch.randn(1, columns, vocab, generator=generator) for _ in range(steps)]
+    student = [torch.randn(1, columns, len(chosen), generator=generator) for _ in range(steps)]
+    for step in range(steps):
+        for column, count in enumerate(accepted):
+            best = chosen[(step + column) % len(chosen)]
+            target[step][0, column, best] = 5.0
+            # Beyond the first rejected draft the best tokens agree again, which must not revive the chain.
+            place = chosen.index(best) if step != count else (chosen.index(best) + 1) % len(chosen)
+            student[step][0, column, place] = 5.0
+    masks = [torch.ones(1, columns, dtype=torch.bool)] * 3 + [
+        torch.tensor([[column != 1 for column in range(columns)]])
+    ]
+    return Unrolled(
+        student_logits=[each.requires_grad_() for each in student],
+        target_logits=target,
+        masks=masks,
+        tokens=[torch.zeros(1, columns, dtype=torch.long)] * steps,
+        target_ids=None if ids is None else torch.tensor(ids),
+        survival_logits=[torch.randn(1, columns, generator=generator) for _ in range(steps)],
+    )
+
+
+@pytest.mark.parametrize("ids", [None, [0, 2, 3, 5]])
+def test_vat(ids):
+    accepted = [0, 1, 2, 4]
+    unrolled, weighted, survival = vat_case(accepted, ids), 0.0, 0.0
+    for step, row, column in trained(unrolled):
+        survives = step < accepted[column]
+        assert bool(greedy_survival(unrolled)[step][row, column]) == survives
+        weight = 1.0 if step <= accepted[column] else 0.8 ** (step - accepted[column])
+        logits = unrolled.target_logits[step][row, column].tolist()
+        p = law([logits[token] for token in ids or range(7)])
+        log_q = [math.log(each) for each in law(unrolled.student_logits[step][row, column].tolist())]
+        best = (ids or list(range(7))).index(logits.index(max(logits)))
+        weighted -= weight * (sum(a * b for a, b in zip(p, log_q, strict=True)) + log_q[best]) / 4
+        chance = 1 / (1 + math.exp(-float(unrolled.survival_logits[step][row, column])))
+        survival -= math.log(chance if survives else 1 - chance) / 4
+    value = VATLoss(survival_weight=0.5)(unrolled)
+    assert value.parts == pytest.approx({"weighted": weighted, "survival": survival}, rel=1e-5)
+    assert float(value.total.detach()) == pytest.approx(weighted + 0.5 * survival, rel=1e-5)
+
+
+def test_vat_rejects_what_cannot_be_drafted():
+    unrolled = vat_case([4], [0, 2, 3, 5])
+    unrolled.target_logits[1][0, 0, 6] = 9.0  # the target's best token at draft 1 is no draft token
+    assert greedy_survival(unrolled)[:, 0, 0].tolist() == [True, False, False, False]
+    pulls = torch.autograd.grad(VATLoss()(unrolled).total, unrolled.student_logits)
+    assert [bool(pull.any()) for pull in pulls] == [True, False, True, True]
+
+
+def test_vat_without_a_head_or_with_a_growing_weight_is_refused():
+    with pytest.raises(InvalidConfigError, match="survival=True"):
+        VATLoss()(replace(vat_case([1]), survival_logits=()))
+    with pytest.raises(InvalidConfigError, match="decay"):
+        VATLoss(decay=1.5)

@@ -57,6 +57,8 @@ class Unrolled:
         target_states (`Sequence[torch.FloatTensor]`): K tensors of the same shape: the features that `student_states` stand in
             for. Empty for networks whose states stand in for no single feature (EAGLE-3).
         reference_logits (`Sequence[torch.FloatTensor]`): The logits of a frozen reference, for recipes that have one.
+        survival_logits (`Sequence[torch.FloatTensor]`): K tensors of shape `(batch, tokens)`: what a [`SurvivalHead`] says, for
+            recipes that have one.
         rounds ([`DraftedRounds`], *optional*): Recorded rounds on these texts, for recipes that learn from them.
         seeds (`Sequence[int]`): One number for each text, for losses that draw: the same in whatever batch the text stands.
     """
@@ -69,6 +71,7 @@ class Unrolled:
     student_states: Sequence[Tensor] = ()
     target_states: Sequence[Tensor] = ()
     reference_logits: Sequence[Tensor] = ()
+    survival_logits: Sequence[Tensor] = ()
     rounds: DraftedRounds | None = None
     seeds: Sequence[int] = ()
 
