@@ -53,11 +53,11 @@ class StepLog:
 class _Unrolling(nn.Module):
     """The unrolled loss as a module, so that wrappers for several processes see its forward pass."""
 
-    def __init__(self, network: DraftNetwork, recipe: Recipe) -> None:
+    def __init__(self, network: DraftNetwork, recipe: Recipe, reference: DraftNetwork | None) -> None:
         super().__init__()
         self.network, self.recipe = network, recipe
-        self.reference = network.twin().requires_grad_(False) if recipe.reference else None
-        self.survival = SurvivalHead(network.config.hidden_size) if recipe.survival else None
+        self.reference = (reference or network).twin().requires_grad_(False) if recipe.reference else None
+        self.survival = SurvivalHead(network.config.hidden_size).to(network.device) if recipe.survival else None
 
     @property
     def trained(self) -> nn.Module:
@@ -108,6 +108,7 @@ def train(
     accelerator: Accelerator | None = None,
     observer: Observe = observe,
     rounds: Callable[[Sequence[Text], int], DraftedRounds] | None = None,
+    reference: DraftNetwork | None = None,
     evaluate: Callable[[], dict[str, float]] | None = None,
     on_step: Callable[[StepLog], None] | None = None,
 ) -> list[StepLog]:
@@ -127,6 +128,8 @@ def train(
         accelerator (`Accelerator`, *optional*): One of your own, with trackers that are already initialised.
         observer (`Callable`): What gives the target's features of some texts: [`observe`], or a [`KeptFeatures`].
         rounds (`Callable`, *optional*): Gives the recorded rounds of some texts, for so many drafts; see [`RoundBook`].
+        reference ([`DraftNetwork`], *optional*): The drafter that recipes with a reference compare with, as it is when the run
+            starts; the network itself unless given.
         evaluate (`Callable[[], dict[str, float]]`, *optional*): Run every `eval_every` steps and at the end.
         on_step (`Callable[[StepLog], None]`, *optional*): Sees each step.
 
@@ -140,7 +143,7 @@ def train(
     _check(network, texts, options, accelerator)
     logs = []
     with _only_drafter_trains(target, network):
-        state = _State.start(network, recipe, options, accelerator, out if resume else None)
+        state = _State.start(_Unrolling(network, recipe, reference), options, accelerator, out if resume else None)
         for step in range(state.step + 1, options.max_steps + 1):
             log = _one_step(partial(observer, target, network), rounds, texts, options, state, step)
             if evaluate is not None and (step % options.eval_every == 0 or step == options.max_steps):
@@ -187,15 +190,13 @@ class _State:
     @classmethod
     def start(
         cls,
-        network: DraftNetwork,
-        recipe: Recipe,
+        unrolling: _Unrolling,
         options: TrainingOptions,
         accelerator: Accelerator,
         resumed: Path | None,
     ) -> _State:
         """The state before the first step, or that of the newest checkpoint in `resumed`."""
-        module = accelerator.prepare(_Unrolling(network, recipe))
-        trained = accelerator.unwrap_model(module).trained
+        module, trained = accelerator.prepare(unrolling), unrolling.trained
         parameters = [parameter for parameter in trained.parameters() if parameter.requires_grad]
         optimizer = torch.optim.AdamW(parameters, lr=options.learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
         warmup = round(options.warmup * options.max_steps)

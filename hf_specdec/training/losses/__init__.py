@@ -8,6 +8,7 @@ from hf_specdec.training.losses.grpo import GRPOLoss
 from hf_specdec.training.losses.hass import HassLoss
 from hf_specdec.training.losses.kl import KLLoss
 from hf_specdec.training.losses.lk import LKLoss
+from hf_specdec.training.losses.reference import NearReferenceLoss
 from hf_specdec.training.losses.vat import VATLoss
 from hf_specdec.training.losses.wtv import WTVLoss
 
@@ -22,6 +23,7 @@ __all__ = [
     "KLLoss",
     "LKLoss",
     "LossValue",
+    "NearReferenceLoss",
     "TrainingLoss",
     "Unrolled",
     "VATLoss",

@@ -1,0 +1,8 @@
+"""Learning from live use without forgetting."""
+
+from hf_specdec.training.continual.mixing import cut_recordings, with_replay
+from hf_specdec.training.continual.online import OnlineAdapter
+from hf_specdec.training.continual.options import ContinualTraining, OnlineOptions
+
+
+__all__ = ["ContinualTraining", "OnlineAdapter", "OnlineOptions", "cut_recordings", "with_replay"]
