@@ -25,7 +25,7 @@ from hf_specdec._compat import CACHE_KEY
 from hf_specdec.drafters import ExitPolicy, SelfDrafter
 from hf_specdec.layer_gate import LayerGate, find_layers
 from hf_specdec.layered_lm import LayeredLM
-from hf_specdec.prepared_layers import Cut, PreparedLayers
+from hf_specdec.prepared_layers import PreparedLayers
 from tests.drafters.self_drafting import Director, layer_calls
 from tests.drafters.test_stock_loop import settings_of, with_drafter
 from tests.toys import noisy_copy, prompts, state_of, tiny_llama
@@ -310,13 +310,6 @@ def test_later_columns_climb_as_the_first_one_does(model, batch_size, monkeypatc
 
 
 # --- combinations ---------------------------------------------------------------------------------------------------
-
-
-def test_rotary_embeddings_as_wide_as_there_are_keys_are_no_mask():
-    cut = Cut(width=4, columns=3, pending=1, visible=5, keys=8)
-    mask, angles = torch.arange(32).view(1, 1, 4, 8), torch.arange(96).view(3, 1, 4, 8)
-    assert torch.equal(cut(mask), mask[:, :, 2:3, 2:7])
-    assert all(torch.equal(each, angles[:, :, 2:3]) for each in cut((angles, angles)))
 
 
 def test_prompt_lookup_where_no_exit_is_confident(model):
