@@ -167,8 +167,8 @@ def test_an_adapter_says_what_it_says_without_any_cache(model, texts, monkeypatc
         return logits
 
     monkeypatch.setattr(LayeredLM, "climb", climb)
-    config = SelfDraftConfig(confidence_threshold=0.3, length=ConstantLength(3), on_drafter_error="raise")
-    asked = {"max_new_tokens": 20, "do_sample": False, "pad_token_id": 0}
+    config = SelfDraftConfig(confidence_threshold=0.15, length=ConstantLength(2), on_drafter_error="raise")
+    asked = {"max_new_tokens": 40, "do_sample": False, "pad_token_id": 0}
     out = model.generate(
         **prompts(), **asked, assistant_model=heads, speculative_config=config, return_dict_in_generate=True
     )
