@@ -70,7 +70,8 @@ def _dispatch(original: Callable[..., Any], model: Any, args: tuple[Any, ...], k
     if config is None and kwargs.get("custom_generate") is generate_callable:
         config = "exact"  # here it can be given what transformers withholds from a callable
     if config is None:
-        _refuse_network(kwargs.get("assistant_model"))
+        if kwargs.get("custom_generate") is None:
+            _refuse_network(kwargs.get("assistant_model"))
         return original(model, *args, **kwargs)
     return _speculative_generate(original, model, config, args, kwargs)
 

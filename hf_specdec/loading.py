@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedModel
 
 from hf_specdec.errors import InvalidConfigError
-from hf_specdec.linear import pack_linears
+from hf_specdec.linear import PackedLinear, pack_linears
 from hf_specdec.networks.auto import AutoDrafter
 from hf_specdec.networks.checkpoint import is_draft_checkpoint
 
@@ -65,7 +65,13 @@ def load_model(
 
 
 def load_assistant(id_or_path: str | os.PathLike[str], target: Any) -> PreTrainedModel:
-    """What drafts for `target`: a drafter network if the checkpoint holds one, else a causal LM, in the target's dtype."""
+    """What drafts for `target`: a drafter network if the checkpoint holds one, else a causal LM, in the target's dtype.
+
+    A network is packed for the CPU where its target is: a layer of a tree is several rows.
+    """
     if is_draft_checkpoint(id_or_path):
-        return AutoDrafter.from_pretrained(id_or_path, target=target)
+        network = AutoDrafter.from_pretrained(id_or_path, target=target)
+        if any(isinstance(module, PackedLinear) for module in target.modules()):
+            pack_linears(network)
+        return network
     return load_model(id_or_path, dtype=target.dtype, device_map={"": target.device})

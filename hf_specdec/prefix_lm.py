@@ -281,12 +281,13 @@ class PrefixLM:
         if "logits_to_keep" in self._parameters:
             inputs["logits_to_keep"] = logits_to_keep
         if mask is not None and "attention_mask" in self._parameters:
-            inputs["attention_mask"] = mask.to(self.device)
+            inputs["attention_mask"] = mask.to(self.device, non_blocking=True)
         if "position_ids" in self._parameters:
-            inputs["position_ids"] = positions.to(self.device)
+            inputs["position_ids"] = positions.to(self.device, non_blocking=True)
         first = self.num_forwards == 0 and not self._started()
         with only_visible_entries(self.cache):
-            outputs = self._forward_call(input_ids=ids.to(self.device), return_dict=True, **inputs)
+            fed = ids.to(self.device, non_blocking=True)
+            outputs = self._forward_call(input_ids=fed, return_dict=True, **inputs)
         self.num_forwards += 1
         if first:
             check_croppable(self._cache, self.model)

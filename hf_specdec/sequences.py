@@ -116,8 +116,8 @@ class Sequences:
                 self.tokens[row, end - 1] = token
                 lengths[row] = end
                 emitted[row].append(token)
-                prefix = self.tokens[row : row + 1, :end].to(self.device)
-                if bool(self.criteria(prefix, None)[0]):
+                # On the CPU, where the tokens are: criteria that judge rows alone do not mind, and no device is waited for.
+                if bool(self.criteria(self.tokens[row : row + 1, :end], None)[0]):
                     unfinished[row] = False
                     break
         self.lengths, self.unfinished = lengths, unfinished

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hf_specdec.errors import InvalidConfigError
-from hf_specdec.records import AcceptanceRule, Draft, Evidence, Outcome, Place, Verdict, choice_law
+from hf_specdec.records import AcceptanceRule, Draft, Evidence, Outcome, Place, Verdict
 
 
 __all__ = ["RandomStreams", "draw", "evidence_of", "throw", "verify"]
@@ -105,8 +105,8 @@ def evidence_of(
         return None if values is None else values[:, columns].to(device)
 
     return Evidence(
-        tokens=draft.tokens[:, columns].to(device),
-        valid=draft.valid[:, columns].to(device),
+        tokens=draft.tokens[:, columns].to(device, non_blocking=True),
+        valid=draft.valid[:, columns].to(device, non_blocking=True),
         scores=scores[:, :width],
         target_logits=logits[:, :width],
         do_sample=do_sample,
@@ -135,11 +135,11 @@ def verify(
     """
     batch_size, width = evidence.tokens.shape
     lengths = evidence.valid.sum(-1)
-    thrown = [throw(streams, rows & evidence.valid[:, i].cpu(), batch_size) for i in range(width)]
+    valid = evidence.valid.cpu()
+    thrown = [throw(streams, rows & valid[:, i], batch_size) for i in range(width)]
     last = throw(streams, rows, batch_size)
-    bonus = choice_law(bonus_scores, evidence.do_sample)
     if width == 0:
-        return Verdict(lengths.cpu(), draw(bonus, last).cpu())
+        return Verdict(lengths.cpu(), _choose(bonus_scores, evidence.do_sample, last).cpu())
 
     acceptance = rule.acceptance(evidence)
     uniforms = torch.stack(thrown, -1)
@@ -147,13 +147,22 @@ def verify(
     num_accepted = accepted.long().cumprod(-1).sum(-1)
     rejected = num_accepted < lengths
     ended = evidence.at(num_accepted.clamp(max=width - 1))
-    law = torch.where(rejected[:, None], rule.replacement(ended), bonus)
-    next_tokens = draw(law, last)
+    next_tokens = torch.zeros_like(lengths)
+    # A law that nobody draws from may be anything, NaN included.
+    if len(corrected := rejected.nonzero()[:, 0]):
+        next_tokens[corrected] = draw(rule.replacement(ended)[corrected], last[corrected.to(last.device)])
+    if len(whole := (~rejected).nonzero()[:, 0]):
+        next_tokens[whole] = _choose(bonus_scores[whole], evidence.do_sample, last[whole.to(last.device)])
     outcome = Outcome(
         rejected, uniforms.gather(-1, num_accepted.clamp(max=width - 1).cpu()[:, None])[:, 0], next_tokens
     )
     events = {name: values.cpu() for name, values in rule.count(ended, outcome).items()}
     return Verdict(num_accepted.cpu(), next_tokens.cpu(), events, uniforms)
+
+
+def _choose(scores: Tensor, do_sample: bool, uniforms: Tensor) -> Tensor:
+    """`(batch,)`, the target's own next tokens."""
+    return draw(scores.softmax(-1), uniforms) if do_sample else scores.argmax(-1)
 
 
 def throw(streams: RandomStreams | None, rows: Tensor, batch_size: int) -> Tensor:

@@ -5,7 +5,7 @@ import threading
 
 
 # Read when torch and transformers are imported, so they are set before.
-os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["HF_HUB_OFFLINE"] = "0" if "HF_SPECDEC_HUB" in os.environ else "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ.setdefault("MPLBACKEND", "Agg")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -19,6 +19,7 @@ import hf_specdec.loop
 from hf_specdec.drafters import assistant, head, self_draft, tree
 
 
+HUB = "HF_SPECDEC_HUB"
 REAL_MODELS = "HF_SPECDEC_REAL_MODELS"
 
 # Tiny models run slower on several threads, and ten times slower on several threads of a busy machine.
@@ -28,6 +29,7 @@ torch.set_num_threads(1)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     skips = {
         "gpu": (not torch.cuda.is_available(), "needs a CUDA device"),
+        "hub": (HUB not in os.environ, f"downloads checkpoints, which {HUB}=1 allows"),
         "real": (REAL_MODELS not in os.environ, f"needs the folder of real checkpoints in {REAL_MODELS}"),
     }
     for item in items:

@@ -34,6 +34,7 @@ def round_(emitted, drafted, verified, accepted, **more):
         ((3, 3, 3), 4, ["accepted"] * 3 + ["bonus"]),
         ((3, 2, 1), 2, ["accepted", "resampled"]),
         ((3, 1, 0), 1, ["resampled"]),
+        ((1, 1, 1), 2, ["accepted", "bonus"]),
         ((0, 0, 0), 1, ["target"]),
         ((3, 2, 2), 2, ["accepted"] * 2),  # the text ended inside the draft
     ],

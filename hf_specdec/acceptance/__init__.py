@@ -26,7 +26,7 @@ from hf_specdec.acceptance.lossy_eps import LossyEps
 from hf_specdec.acceptance.mars import MARS
 from hf_specdec.acceptance.mentored import Mentored
 from hf_specdec.acceptance.nucleus import Nucleus
-from hf_specdec.acceptance.policy import PolicyNetwork
+from hf_specdec.acceptance.policy import POLICY_NAME, PolicyNetwork
 from hf_specdec.acceptance.relaxed import RelaxedRule
 from hf_specdec.acceptance.relaxed_thinking import RelaxedThinking
 from hf_specdec.acceptance.topk import TopK
@@ -43,6 +43,7 @@ __all__ = [
     "FEATURES",
     "FSD",
     "MARS",
+    "POLICY_NAME",
     "ArbitrationPolicy",
     "BiLD",
     "CascadeChow",

@@ -26,6 +26,7 @@ class Arm:
         stock (`dict`, *optional*): Keywords of transformers' own assisted decoding. `assistant_model=True` stands for the
             draft model, whose `num_assistant_tokens` is set for the call only.
         economize ([`EconomizeArm`], *optional*): What the package economize shall do.
+        procedure (*optional*): A way of answering of its own, built on `generate`, for quality measurements only.
         needs_draft (`bool`): Whether the arm uses the draft model.
         reduced (`bool`): Whether the draft model's head scores a draft vocabulary only.
     """
@@ -34,12 +35,13 @@ class Arm:
     config: BaseConfig | None = None
     stock: dict[str, Any] | None = None
     economize: EconomizeArm | None = None
+    procedure: Any | None = None
     needs_draft: bool = False
     reduced: bool = False
 
     @property
     def is_plain(self) -> bool:
-        return self.config is None and self.stock is None and self.economize is None
+        return self.config is None and self.stock is None and self.economize is None and self.procedure is None
 
 
 def parse_arm(name: str, draft_vocabulary: Path | None = None) -> Arm:

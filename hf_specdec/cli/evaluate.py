@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -14,18 +15,38 @@ from hf_specdec.cli.output import note, print_json
 
 __all__ = ["evaluate"]
 
+_SEVERAL = "Several drafters"
+
 
 @reports_errors
 def evaluate(
     target: opt.Target,
-    drafter: Annotated[
-        str, typer.Option("--drafter", help="Folder or Hub id of the drafter network.", show_default=False)
-    ],
     data: opt.PromptFile,
+    drafter: Annotated[
+        str | None, typer.Option("--drafter", help="Folder or Hub id of the drafter network.", show_default=False)
+    ] = None,
     steps: Annotated[str, typer.Option("--steps", help="Tokens drafted per round, separated by commas.")] = "3,4,5,6",
     baseline: Annotated[
         str | None, typer.Option("--baseline", help="Another drafter network, measured beside it.")
     ] = None,
+    arm: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--arm",
+            help="NAME=FOLDER, or NAME=FOLDER,FOLDER for several seeds, in place of --drafter; the first is the baseline.",
+            rich_help_panel=_SEVERAL,
+        ),
+    ] = None,
+    control: Annotated[
+        str | None, typer.Option("--control", help="The arm that others must beat.", rich_help_panel=_SEVERAL)
+    ] = None,
+    report: Annotated[
+        Path | None,
+        typer.Option("--report", help="Write FILE.json, FILE.md and FILE.png.", rich_help_panel=_SEVERAL),
+    ] = None,
+    batch_size: Annotated[
+        int, typer.Option("--batch-size", min=1, help="Prompts decoded together.", rich_help_panel=_SEVERAL)
+    ] = 1,
     field: opt.Field = "prompt",
     limit: opt.Limit = None,
     chat: opt.Chat = None,
@@ -47,6 +68,13 @@ def evaluate(
     texts = read_texts(data, field, limit)
     models = load_models(target, None, dtype=dtype, packed=False)
     prompts = [encode_prompt(models.tokenizer, text, chat, system) for text in texts]
+    if arm:
+        with quiet():
+            several = _compare(models, _arms_of(arm), prompts, counts, max_new_tokens, control, batch_size)
+        _show(several, report, Path(target).name, data.stem, as_json)
+        return
+    if drafter is None:
+        raise CommandError("pass --drafter FOLDER, or --arm NAME=FOLDER for each of several")
     found = {}
     with quiet():
         for role, name in (("drafter", drafter), ("baseline", baseline)):
@@ -59,6 +87,58 @@ def evaluate(
     for role, row in found.items():
         cells = (f"{k} drafts: {each['mean']:.3f} [{each['low']:.3f}, {each['high']:.3f}]" for k, each in row.items())
         note(f"{role}: {'; '.join(cells)}")
+
+
+def _arms_of(arms: list[str]) -> dict[str, list[str]]:
+    """Folders by name."""
+    found: dict[str, list[str]] = {}
+    for each in arms:
+        name, equals, folders = each.partition("=")
+        if not (name and equals and folders) or name in found:
+            raise CommandError(
+                f"--arm needs NAME=FOLDER with a name of its own, as in hass=drafters/hass; got {each!r}"
+            )
+        found[name] = folders.split(",")
+    return found
+
+
+def _compare(
+    models: Any,
+    arms: dict[str, list[str]],
+    prompts: list[list[int]],
+    counts: list[int],
+    max_new_tokens: int,
+    control: str | None,
+    batch_size: int,
+) -> dict[str, Any]:
+    from hf_specdec.networks import AutoDrafter
+    from hf_specdec.quality.drafters import compare, compare_drafters
+
+    if control is not None and control not in arms:
+        raise CommandError(f"--control names one of the arms {', '.join(arms)}, got {control!r}")
+    networks = {
+        name: [AutoDrafter.from_pretrained(each, target=models.target, tokenizer=models.tokenizer) for each in folders]
+        for name, folders in arms.items()
+    }
+    found = compare_drafters(
+        models.target, networks, prompts, steps=counts, max_new_tokens=max_new_tokens, batch_size=batch_size
+    )
+    seeds = max(map(len, arms.values()))
+    about = {"seeds": list(range(seeds)), "max_new_tokens": max_new_tokens}
+    return {**about, **compare(found, baseline=next(iter(arms)), control=control)}
+
+
+def _show(found: dict[str, Any], report: Path | None, model: str, dataset: str, as_json: bool) -> None:
+    from hf_specdec.quality.drafters import table, write_report
+
+    if report is not None:
+        about = {"seeds": found["seeds"], "max_new_tokens": found["max_new_tokens"]}
+        write_report(report, found, model=model, dataset=dataset, about=about)
+    if as_json:
+        print_json(found)
+        return
+    typer.echo(table(found))
+    note("texts are the same in every arm" if found["same_text"] else "TEXTS DIFFER between arms")
 
 
 def _counts(steps: str) -> list[int]:

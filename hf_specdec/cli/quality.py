@@ -1,4 +1,4 @@
-"""`specdec quality`: what a method does to the answers to GSM8K."""
+"""`specdec quality`: what a method does to the answers to GSM8K or HumanEval."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Sequence
 from datetime import date, timedelta
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,10 +21,19 @@ from hf_specdec.cli.texts import encode_prompt
 
 
 if TYPE_CHECKING:
-    from hf_specdec.quality import Batch, Evaluation, Question
+    from hf_specdec.quality import Batch, Evaluation, Item
+    from hf_specdec.quality.tasks import Task
 
 
 __all__ = ["quality"]
+
+
+class TaskName(StrEnum):
+    """What is asked."""
+
+    gsm8k = "gsm8k"
+    humaneval = "humaneval"
+
 
 _ARMS = "plain,exact,easd,easd-plain,random"
 
@@ -31,8 +41,9 @@ _ARMS = "plain,exact,easd,easd-plain,random"
 @reports_errors
 def quality(
     target: opt.Target,
-    data: Annotated[Path, typer.Option("--data", "-d", help="GSM8K as published: .jsonl with question and answer.")],
+    data: Annotated[Path, typer.Option("--data", "-d", help="GSM8K or HumanEval as published: .jsonl.")],
     assistant: opt.Assistant = None,
+    task: Annotated[TaskName, typer.Option("--task", help="Which of the two the data are.")] = TaskName.gsm8k,
     limit: opt.Limit = None,
     chat: opt.Chat = None,
     examples: Annotated[
@@ -49,10 +60,18 @@ def quality(
         typer.Option(
             "--arms",
             help="Comma-separated: plain, exact, easd, easd-plain, easd-THRESHOLD, random, random-RATE, model-N, ngram-N, "
-            "hybrid-N. random rejects at the rate at which easd changes tokens.",
+            "hybrid-N; every other acceptance rule as RULE or RULE-VALUE; rsd-checks, rsd-likelihood. random rejects at the "
+            "rate at which easd changes tokens.",
         ),
     ] = _ARMS,
     threshold: Annotated[float, typer.Option("--threshold", help="Entropy threshold of easd and easd-plain.")] = 2.0,
+    memory: Annotated[Path | None, typer.Option("--memory", help="Correction memory of the arm csd.")] = None,
+    policy: Annotated[Path | None, typer.Option("--policy", help="Policy of the arm cospec.")] = None,
+    tv: Annotated[
+        bool, typer.Option("--tv", help="Decode relaxed arms once more, off the clock, to measure their distance.")
+    ] = False,
+    test_seconds: Annotated[int, typer.Option("--test-seconds", min=1, help="Longest run of a program's tests.")] = 10,
+    test_megabytes: Annotated[int, typer.Option("--test-megabytes", min=1, help="Its memory.")] = 1024,
     length: Annotated[int, typer.Option("--length", min=1, help="Tokens to draft per round.")] = 5,
     temperature: Annotated[float, typer.Option("--temperature", min=0.0, help="0 decodes greedily.")] = 0.0,
     seeds: Annotated[
@@ -79,17 +98,17 @@ def quality(
     as_json: opt.Json = False,
     debug: opt.Debug = False,
 ) -> None:
-    """Answer GSM8K questions with every arm, in batches, and compare accuracies with paired bootstrap intervals.
+    """Answer the questions with every arm, in batches, and compare accuracies with paired bootstrap intervals.
 
     Every finished batch is kept in OUT.rows.jsonl at once. Ctrl-C keeps what is done; --resume goes on, --report-only
     reports what there is.
     """
-    from hf_specdec.quality import Evaluation, RowsFile, parse_quality_arms, prompt_for, read_questions
-    from hf_specdec.quality.gsm8k import EXAMPLES
+    from hf_specdec.quality import Evaluation, Learnt, RowsFile, parse_quality_arms
 
-    chosen = parse_quality_arms([name.strip() for name in arms.split(",")], threshold, length)
+    tested = _task(task, test_seconds, test_megabytes)
+    chosen = parse_quality_arms([name.strip() for name in arms.split(",")], threshold, length, Learnt(memory, policy))
     remarks, dice = _remarks(notes or []), _seeds(seeds)
-    questions = read_questions(data, limit)
+    questions = tested.read(data, limit)
     settings = {
         "data": data.stem,
         "questions": len(questions),
@@ -105,6 +124,8 @@ def quality(
         "temperature": temperature,
         "batch_size": batch_size,
         "max_new_tokens": max_new_tokens,
+        **({} if task is TaskName.gsm8k else {"task": task.value}),
+        **({"tv": True} if tv else {}),
     }
     path = out.with_name(out.name + ".rows.jsonl")
     if report_only:
@@ -116,13 +137,12 @@ def quality(
             target, assistant, dtype=dtype, device_map=device_map, quantization=quantization, packed=packed and "auto"
         )
         template = models.tokenizer.chat_template is not None and chat is not False
-        shown = EXAMPLES[: len(EXAMPLES) * template if examples is None else examples]
-        file = RowsFile.start(path, settings, _environment(models, packed) | _asked(shown), resume=resume)
+        shown = tested.examples[: len(tested.examples) * template if examples is None else examples]
+        asked = _asked(shown, tested.instruction)
+        file = RowsFile.start(path, settings, _environment(models, packed) | asked, resume=resume)
         environment = file.environment
-        prompts = [
-            encode_prompt(models.tokenizer, prompt_for(question, instructed=not shown), chat, examples=shown)
-            for question in questions
-        ]
+        messages = [tested.prompt(each, instructed=_is_told(task, template, shown)) for each in questions]
+        prompts = [encode_prompt(models.tokenizer, message, chat, examples=shown) for message in messages]
         evaluation = Evaluation(
             models.target,
             models.assistant,
@@ -136,6 +156,8 @@ def quality(
             temperature=temperature,
             seeds=dice,
             length=length,
+            judge=tested.judge,
+            measures_tv=tv,
         )
         batches = _run(evaluation)
     _report(out, batches, settings, environment | remarks, as_json)
@@ -212,16 +234,25 @@ def _environment(models: Models, packed: bool) -> dict[str, Any]:
     }
 
 
-def _asked(examples: Sequence[tuple[str, str]]) -> dict[str, str]:
-    """How the questions were put."""
-    from hf_specdec.quality.gsm8k import INSTRUCTION
+def _task(task: TaskName, max_seconds: int, max_megabytes: int) -> Task:
+    from hf_specdec.quality.tasks import gsm8k, humaneval
 
+    return gsm8k() if task is TaskName.gsm8k else humaneval(max_seconds=max_seconds, max_megabytes=max_megabytes)
+
+
+def _is_told(task: TaskName, template: bool, shown: Sequence[tuple[str, str]]) -> bool:
+    """Whether the question comes with an instruction: code without a chat template is completed as it stands."""
+    return not shown if task is TaskName.gsm8k else template
+
+
+def _asked(examples: Sequence[tuple[str, str]], instruction: str) -> dict[str, str]:
+    """How the questions were put."""
     if not examples:
-        return {"instruction": INSTRUCTION}
+        return {"instruction": instruction}
     return {f"example {place}": " / ".join(each).replace("\n", " ") for place, each in enumerate(examples, start=1)}
 
 
-def _fingerprint(questions: list[Question]) -> str:
+def _fingerprint(questions: Sequence[Item]) -> str:
     return hashlib.sha256("\n".join(f"{each.text} {each.answer}" for each in questions).encode()).hexdigest()[:16]
 
 

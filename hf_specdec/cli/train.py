@@ -76,6 +76,15 @@ def train(
     group_size: rl.GroupSize = 8,
     kl_weight: rl.KLWeight = 0.02,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint.")] = False,
+    draft_vocab_size: Annotated[
+        int | None,
+        typer.Option(
+            "--draft-vocab-size", min=1, help="EAGLE-3: tokens that a new drafter knows, the answers' most frequent."
+        ),
+    ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option("--max-tokens", min=3, help="Longest text; what follows is not trained on.")
+    ] = None,
     dtype: opt.DType = opt.DTypeName.auto,
     as_json: opt.Json = False,
     debug: opt.Debug = False,
@@ -104,6 +113,7 @@ def train(
         eval_every=eval_every,
         save_every=save_every,
         seed=seed,
+        mixed_precision="bf16" if dtype is opt.DTypeName.bfloat16 else "no",
     )
     rcsd = RCSDTraining(
         masked=masked,
@@ -117,6 +127,10 @@ def train(
     stages = stages_of(recipe.value, rcsd)
     if start is None and stages[0].reference:
         raise CommandError(f"--recipe {recipe.value} goes on from a trained drafter: pass --start FOLDER")
+    if start is not None and draft_vocab_size is not None:
+        raise CommandError(
+            "--draft-vocab-size is for new drafters, the one of --start has its own: pass one of the two"
+        )
     prompts = read_texts(data, field, limit)
     if not resume and out.exists() and (any(out.glob("checkpoint-*")) or any(out.glob("stage-*"))):
         raise CommandError(f"{out} holds checkpoints: pass --resume to go on, or another folder")
@@ -130,7 +144,9 @@ def train(
         )
     out.mkdir(parents=True, exist_ok=True)
     with quiet():
-        result = _run(models, sides, stages, options, out, max_new_tokens, steps, resume, start)
+        result = _run(
+            models, sides, stages, options, out, max_new_tokens, steps, resume, start, draft_vocab_size, max_tokens
+        )
     if as_json:
         print_json({"target": target, "recipe": recipe.value, "out": str(out), **result})
         return
@@ -162,6 +178,8 @@ def _run(
     steps: int,
     resume: bool,
     start: Path | None,
+    draft_vocab_size: int | None,
+    max_tokens: int | None,
 ) -> dict[str, Any]:
     import torch
 
@@ -170,15 +188,23 @@ def _run(
     from hf_specdec.training.acceptance import acceptance_lengths
     from hf_specdec.training.answers import answer_prompts
     from hf_specdec.training.stages import train_in_stages
+    from hf_specdec.training.texts import cut_texts
     from hf_specdec.training.trainer import StepLog
 
     with progress_bar("Answers of the target") as show:
         file = out / "answers.jsonl"
         texts = answer_prompts(models.target, sides[False], file, max_new_tokens=max_new_tokens, on_answer=show)
+    texts = texts if max_tokens is None else cut_texts(texts, max_tokens)
     with torch.random.fork_rng():
         torch.manual_seed(options.seed)
         network = (
-            AutoDrafter.from_target(models.target, stages[0].family, tokenizer=models.tokenizer, dtype=torch.float32)
+            AutoDrafter.from_target(
+                models.target,
+                stages[0].family,
+                draft_token_ids=None if draft_vocab_size is None else _frequent(models.target, texts, draft_vocab_size),
+                tokenizer=models.tokenizer,
+                dtype=torch.float32,
+            )
             if start is None
             else AutoDrafter.from_pretrained(start, target=models.target, dtype=torch.float32)
         )
@@ -217,3 +243,16 @@ def _run(
         "loss": loss,
         "tau": (logs[-1].evaluation if logs else evaluate())["tau"],
     }
+
+
+def _frequent(target: Any, texts: list[Any], size: int) -> Any:
+    """The ids of the answers' most frequent tokens."""
+    from collections import Counter
+
+    import torch
+
+    from hf_specdec.drafters import DraftVocabulary
+
+    counts = Counter(token for text in texts for token in text.tokens[text.num_prompt_tokens :])
+    vocab_size = target.config.get_text_config(decoder=True).vocab_size
+    return torch.tensor(DraftVocabulary.from_counts(counts, size, vocab_size=vocab_size).token_ids)

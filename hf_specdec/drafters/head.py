@@ -5,14 +5,8 @@ from __future__ import annotations
 import time
 from typing import final
 
-from torch import Tensor
-
-from hf_specdec.drafters.base import DrafterBase, DraftSettings
 from hf_specdec.drafters.chain import draft_chain
-from hf_specdec.drafters.head_states import HeadStates
-from hf_specdec.errors import UnsupportedModelError
-from hf_specdec.features import TargetFeatures
-from hf_specdec.networks import DraftNetwork
+from hf_specdec.drafters.network_drafter import NetworkDrafter
 from hf_specdec.records import Budget, Context, Draft
 
 
@@ -20,7 +14,7 @@ __all__ = ["HeadDrafter"]
 
 
 @final
-class HeadDrafter(DrafterBase):
+class HeadDrafter(NetworkDrafter):
     """Drafts a chain with a network that reads its target's features; see [`HeadStates`].
 
     Args:
@@ -28,10 +22,6 @@ class HeadDrafter(DrafterBase):
         network ([`DraftNetwork`]): The network, attached to its target.
         features ([`TargetFeatures`]): The target's features in this run.
     """
-
-    def __init__(self, settings: DraftSettings, network: DraftNetwork, features: TargetFeatures) -> None:
-        super().__init__(settings)
-        self.states = HeadStates(settings, network, features)
 
     def propose(self, context: Context, budget: Budget) -> Draft:
         open_rows = self.states.open_rows(context, budget)
@@ -48,22 +38,4 @@ class HeadDrafter(DrafterBase):
             self.states.extend,
             name=f"the drafter {type(self.states.network).__name__}",
             prefill_seconds=time.perf_counter() - started if is_new else 0.0,
-        )
-
-    @property
-    def can_drop_rows(self) -> bool:
-        return True
-
-    def keep_rows(self, kept: Tensor) -> None:
-        self.states.keep_rows(kept)
-
-    def get_candidates(self, input_ids: Tensor, **kwargs: object) -> tuple[Tensor, Tensor | None]:
-        """Not possible: transformers' own assisted decoding does not show its drafter the target's hidden states.
-
-        Raises:
-            [`UnsupportedModelError`]: Always.
-        """
-        raise UnsupportedModelError(
-            f"{type(self.states.network).__name__} reads its target's hidden states, which transformers' own assisted decoding "
-            "does not show: decode with speculative_config=..."
         )

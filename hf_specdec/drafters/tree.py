@@ -9,9 +9,8 @@ from typing import final
 import torch
 from torch import Tensor
 
-from hf_specdec.drafters.base import DrafterBase, DraftSettings
-from hf_specdec.drafters.head_states import HeadStates
-from hf_specdec.errors import UnsupportedModelError
+from hf_specdec.drafters.base import DraftSettings
+from hf_specdec.drafters.network_drafter import NetworkDrafter
 from hf_specdec.features import TargetFeatures
 from hf_specdec.networks import DraftNetwork
 from hf_specdec.records import Budget, Context, Draft
@@ -22,7 +21,7 @@ __all__ = ["TreeDrafter"]
 
 
 @final
-class TreeDrafter(DrafterBase):
+class TreeDrafter(NetworkDrafter):
     """Drafts a dynamic tree with a network that reads its target's features; see [`HeadStates`] and [`grow_tree`].
 
     It throws no dice: a tree is a function of the text. Its values are the network's own law, whatever processors the target
@@ -38,8 +37,7 @@ class TreeDrafter(DrafterBase):
     def __init__(
         self, settings: DraftSettings, network: DraftNetwork, features: TargetFeatures, shape: TreeShape
     ) -> None:
-        super().__init__(settings)
-        self.states = HeadStates(settings, network, features)
+        super().__init__(settings, network, features)
         self.shape = shape
 
     def propose(self, context: Context, budget: Budget) -> Draft:
@@ -64,21 +62,3 @@ class TreeDrafter(DrafterBase):
         depth = min(self.shape.depth, budget.width)
         nodes = self.shape.total_nodes if budget.max_nodes is None else min(budget.max_nodes, self.shape.total_nodes)
         return TreeShape(min(depth, nodes), self.shape.top_k, nodes)
-
-    @property
-    def can_drop_rows(self) -> bool:
-        return True
-
-    def keep_rows(self, kept: Tensor) -> None:
-        self.states.keep_rows(kept)
-
-    def get_candidates(self, input_ids: Tensor, **kwargs: object) -> tuple[Tensor, Tensor | None]:
-        """Not possible: transformers' own assisted decoding verifies chains, and does not show the target's hidden states.
-
-        Raises:
-            [`UnsupportedModelError`]: Always.
-        """
-        raise UnsupportedModelError(
-            f"{type(self.states.network).__name__} drafts a tree from its target's hidden states, and transformers' own "
-            "assisted decoding verifies chains without showing those: decode with speculative_config=..."
-        )

@@ -17,7 +17,7 @@ __all__ = ["export_custom_generate"]
 # Transformers runs a copy of this file, so it cannot find the folder that it came from and must be told the drafter.
 _CODE = '''"""Speculative decoding with a drafter network; needs `pip install hf_specdec`.
 
-Use it as `model.generate(**inputs, custom_generate=THIS, trust_remote_code=True, drafter=...)`.
+Use it as `model.generate(**inputs, custom_generate=THIS, drafter=...)`; transformers runs it for callers who trust remote code.
 """
 
 import weakref

@@ -16,6 +16,7 @@ from transformers.utils import ModelOutput
 
 from hf_specdec._compat import CACHE_KEY, undecorated_model
 from hf_specdec.errors import IncompatibleDraftError
+from hf_specdec.linear import PackedLinear
 from hf_specdec.networks.target import TargetIdentity
 
 
@@ -228,7 +229,7 @@ class DraftNetwork(PreTrainedModel, ABC):
     def target_logits(self, states: Tensor) -> Tensor:
         """The target's own head on `states`, in the head's dtype and on its device, brought back to the network's."""
         head = self.borrowed.head
-        weight = head.weight
+        weight = head.storage if isinstance(head, PackedLinear) else head.weight  # a packed layer's `weight` is a copy
         dtype = weight.dtype if weight.is_floating_point() else states.dtype
         return head(states.to(weight.device, dtype)).to(states.device)
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hf_specdec.compatibility import saved_tokenizer
 from hf_specdec.errors import IncompatibleDraftError
@@ -72,18 +73,27 @@ def weights_fingerprint(target: nn.Module) -> str | None:
 
     None where the stored values are not the weights (quantised or adapted models).
     """
-    quantized = getattr(target, "hf_quantizer", None) is not None or getattr(target, "is_quantized", False)
-    state = dict(target.state_dict()) if not quantized else {}
-    if not state or any("lora_" in name or value.device.type == "meta" for name, value in state.items()):
+    if getattr(target, "hf_quantizer", None) is not None or getattr(target, "is_quantized", False):
         return None
-    digest = hashlib.sha256()
-    for name in sorted(state):
-        values = state[name]
-        if not values.is_floating_point():
-            continue
-        flat = values.reshape(-1)
-        count = min(_SAMPLES, len(flat))
-        places = torch.arange(count, device=flat.device) * (len(flat) - 1) // max(count - 1, 1)
-        sample = flat[places].to("cpu", torch.bfloat16)
-        digest.update(f"{name}{tuple(values.shape)}".encode() + sample.view(torch.int16).numpy().tobytes())
-    return digest.hexdigest()
+    samples: dict[str, bytes] = {}
+    for name, values in _weights(target):
+        if "lora_" in name or values.device.type == "meta":
+            return None
+        if values.is_floating_point():
+            samples[name] = f"{name}{tuple(values.shape)}".encode() + _sample(values)
+    return hashlib.sha256(b"".join(samples[name] for name in sorted(samples))).hexdigest() if samples else None
+
+
+def _weights(target: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The state dictionary, module by module: packed layers unpack their weight for it, and one copy at a time is enough."""
+    for prefix, module in target.named_modules():
+        own: dict[str, Tensor] = {}
+        module._save_to_state_dict(own, f"{prefix}." if prefix else "", keep_vars=False)
+        yield from own.items()
+
+
+def _sample(values: Tensor) -> bytes:
+    flat = values.detach().reshape(-1)
+    count = min(_SAMPLES, len(flat))
+    places = torch.arange(count, device=flat.device) * (len(flat) - 1) // max(count - 1, 1)
+    return bytes(flat[places].to("cpu", torch.bfloat16).view(torch.int16).numpy().tobytes())

@@ -10,9 +10,19 @@ from decimal import Decimal
 from pathlib import Path
 
 from hf_specdec.errors import InvalidConfigError
+from hf_specdec.quality.judging import Judgement
 
 
-__all__ = ["EXAMPLES", "INSTRUCTION", "Question", "extract_answer", "is_correct", "prompt_for", "read_questions"]
+__all__ = [
+    "EXAMPLES",
+    "INSTRUCTION",
+    "Question",
+    "extract_answer",
+    "is_correct",
+    "judge_number",
+    "prompt_for",
+    "read_questions",
+]
 
 INSTRUCTION = (
     'Reason step by step. Then write the final answer, a single number, on a last line of its own after "####".'
@@ -111,6 +121,12 @@ def extract_answer(text: str) -> Decimal | None:
 def is_correct(text: str, question: Question) -> bool:
     """Whether the text answers with the reference's number; `18`, `18.00` and `$18` are equal."""
     return extract_answer(text) == question.answer
+
+
+def judge_number(question: Question, text: str) -> Judgement:
+    """The number that a text answers with, and whether it is the reference's."""
+    answer = extract_answer(text)
+    return Judgement(None if answer is None else str(answer), answer == question.answer)
 
 
 def _leading_number(line: str) -> Decimal | None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import io
 from typing import Any
 
+from hf_specdec.quality.summary import pareto_front
+
 
 __all__ = ["plot"]
 
 
 def plot(summary: dict[str, dict[str, Any]], title: str) -> bytes:
-    """A PNG: on the left accuracies, on the right the paired differences from plain decoding, with their intervals.
+    """A PNG: on the left accuracies, on the right the paired differences from plain decoding, with their intervals; below
+    accuracy against speed, with the arms that no other beats in both joined by a line.
 
     Args:
         summary (`dict`): By arm, the figures of [`hf_specdec.quality.summarize`].
@@ -20,9 +23,12 @@ def plot(summary: dict[str, dict[str, Any]], title: str) -> bytes:
     from matplotlib.figure import Figure
 
     names = list(summary)
-    figure = Figure(figsize=(11, 1.6 + 0.42 * len(names)), layout="constrained")
+    figure = Figure(figsize=(11, 6.0 + 0.42 * len(names)), layout="constrained")
     FigureCanvasAgg(figure)
-    left, right = figure.subplots(1, 2, sharey=True)
+    grid = figure.add_gridspec(2, 2, height_ratios=(0.42 * len(names), 4.0))
+    left = figure.add_subplot(grid[0, 0])
+    right = figure.add_subplot(grid[0, 1], sharey=left)
+    _speed(figure.add_subplot(grid[1, :]), summary)
     _intervals(left, names, [summary[name]["accuracy"] for name in names])
     left.set(title="accuracy", xlabel="% of questions")
     reference = "plain"
@@ -35,6 +41,17 @@ def plot(summary: dict[str, dict[str, Any]], title: str) -> bytes:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=130)
     return buffer.getvalue()
+
+
+def _speed(axis: Any, summary: dict[str, dict[str, Any]]) -> None:
+    front = pareto_front(summary)
+    points = {name: (each["tokens_per_second"], 100 * each["accuracy"]["mean"]) for name, each in summary.items()}
+    axis.plot(*zip(*(points[name] for name in front), strict=True), color="#2a9d8f", linewidth=1, zorder=0)
+    for name, (speed, accuracy) in points.items():
+        best = name in front
+        axis.scatter([speed], [accuracy], color="#2a9d8f" if best else "#8a8f98", marker="D" if best else "o", s=28)
+        axis.annotate(name, (speed, accuracy), xytext=(4, 4), textcoords="offset points", fontsize=8)
+    axis.set(title="accuracy and speed; diamonds: the Pareto front", xlabel="tokens/s", ylabel="% of questions")
 
 
 def _intervals(axis: Any, names: list[str], estimates: list[dict[str, float]]) -> None:

@@ -11,7 +11,7 @@ from hf_specdec.bench.report import plain
 from hf_specdec.quality.plots import plot
 from hf_specdec.quality.rows import Batch
 from hf_specdec.quality.statistics import RESAMPLES
-from hf_specdec.quality.summary import REFERENCES
+from hf_specdec.quality.summary import REFERENCES, pareto_front
 
 
 __all__ = ["markdown", "tables", "write_report"]
@@ -22,9 +22,11 @@ _SPEED = {
     "mean_tokens": ("tokens per text", "{:.0f}"),
     "tokens_per_round": ("tokens/round", "{:.2f}"),
     "acceptance_rate": ("acceptance", "{:.1%}"),
+    "mean_step_tv": ("mean step TV", "{:.4f}"),
+    "max_step_tv": ("max step TV", "{:.4f}"),
     "fire_rate": ("fired", "{:.2%}"),
     "changed_rate": ("changed token", "{:.2%}"),
-    "unanswered": ("no number", "{:.1%}"),
+    "unanswered": ("no answer", "{:.1%}"),
     "cut_off": ("cut off", "{:.1%}"),
 }
 
@@ -66,7 +68,8 @@ def markdown(summary: dict[str, dict[str, Any]], environment: dict[str, Any], se
 
 def tables(summary: dict[str, dict[str, Any]]) -> str:
     """Two Markdown tables, answers and speed."""
-    return "\n".join([*_answer_table(summary), "", *_speed_table(summary), "", _remarks(summary)])
+    front = f"Pareto front of accuracy and tokens/s: {', '.join(f'`{name}`' for name in pareto_front(summary))}."
+    return "\n".join([*_answer_table(summary), "", *_speed_table(summary), "", front, "", _remarks(summary)])
 
 
 def _answer_table(summary: dict[str, dict[str, Any]]) -> list[str]:
@@ -96,7 +99,7 @@ def _remarks(summary: dict[str, dict[str, Any]]) -> str:
     remarks = [
         f"In brackets: 95 % percentile intervals of {RESAMPLES} bootstrap resamples of the questions; differences are paired. "
         "Won / lost: answers that are right where those of `plain` are wrong, and the reverse. Fired and changed token: share "
-        "of verified drafts."
+        "of verified drafts. Step TV: total variation of the emitted law to the target's at judged positions, where known."
     ]
     for name, each in summary.items():
         if "control_rate" in each:

@@ -23,10 +23,10 @@ class Row:
         question (`int`): The question's place in the data.
         tokens (`list[int]`): The new tokens, up to and including the EOS token.
         text (`str`): Their text.
-        answer (`str`, *optional*): The number found in it.
+        answer (`str`, *optional*): What was found in it: a number, or how the run of its tests ended.
         correct (`bool`): Whether that is the reference's.
         ended (`bool`): Whether an EOS token came before `max_new_tokens`.
-        counts (`dict[str, int]`): `num_rounds`, `num_verified_tokens`, `num_accepted_tokens` and the rule's events, for arms
+        counts (`dict[str, float]`): `num_rounds`, `num_verified_tokens`, `num_accepted_tokens` and the rule's events, for arms
             of this package.
     """
 
@@ -36,7 +36,7 @@ class Row:
     answer: str | None
     correct: bool
     ended: bool
-    counts: dict[str, int] = field(default_factory=dict)
+    counts: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

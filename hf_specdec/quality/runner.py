@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import random
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,10 +15,12 @@ from transformers import StoppingCriteriaList
 from hf_specdec.bench.arms import Arm
 from hf_specdec.bench.batched import eos_token_ids, pad_left, until_end
 from hf_specdec.bench.clock import Clock
+from hf_specdec.configs import BaseConfig
 from hf_specdec.errors import InvalidConfigError
 from hf_specdec.quality.arms import CONTROL, MATCHED, random_arm, throws_dice
 from hf_specdec.quality.control import RandomRejection
-from hf_specdec.quality.gsm8k import Question, extract_answer
+from hf_specdec.quality.gsm8k import judge_number
+from hf_specdec.quality.judging import Item, Judge
 from hf_specdec.quality.rows import Batch, Row, RowsFile
 from hf_specdec.stats import RowStats, SpeculativeStats
 
@@ -44,7 +46,7 @@ class Evaluation:
     Args:
         target, assistant (`PreTrainedModel`): The models; the assistant may be None where no arm drafts with it.
         tokenizer (`PreTrainedTokenizerBase`): Their tokenizer.
-        questions (`list[Question]`): The questions.
+        questions (`list[Item]`): The questions.
         prompts (`list[list[int]]`): The token ids of their prompts.
         arms (`list[Arm]`): The arms, see [`parse_quality_arms`].
         file ([`RowsFile`]): Where finished batches are kept.
@@ -53,12 +55,15 @@ class Evaluation:
         temperature (`float`): 0 decodes greedily; then only arms that throw dice are run for each seed.
         seeds (`list[int]`): Seeds of the dice.
         length (`int`): Tokens to draft per round, for the control.
+        judge (`Callable[[Item, str], Judgement]`): What decides whether a text answers its question.
+        measures_tv (`bool`): Whether each batch of a relaxed arm is decoded once more, off the clock, to measure how far its
+            law is from the target's.
     """
 
     target: Any
     assistant: Any | None
     tokenizer: Any
-    questions: list[Question]
+    questions: Sequence[Item]
     prompts: list[list[int]]
     arms: list[Arm]
     file: RowsFile
@@ -67,6 +72,8 @@ class Evaluation:
     temperature: float = 0.0
     seeds: tuple[int, ...] = (0,)
     length: int = 5
+    judge: Judge = judge_number
+    measures_tv: bool = False
 
     def __post_init__(self) -> None:
         if self.assistant is None and (missing := [arm.name for arm in self.arms if arm.needs_draft]):
@@ -109,6 +116,8 @@ class Evaluation:
         seeds = [row_seed(seed, self.questions[place].index) for place in places]
         clock, found = Clock(), list[SpeculativeStats]()
         started = time.perf_counter()
+        if arm.procedure is not None:
+            return self._by_procedure(arm, seed, number)
         if arm.config is None:
             with torch.random.fork_rng():
                 torch.manual_seed(seeds[0])
@@ -116,20 +125,43 @@ class Evaluation:
                     **inputs, **self._options(), stopping_criteria=StoppingCriteriaList([clock])
                 )
         else:
-            sequences = self.target.generate(
-                **inputs,
-                **self._options(),
-                speculative_config=arm.config,
-                assistant_model=self.assistant if arm.needs_draft else None,
-                stats_callback=found.append,
-                row_seeds=seeds,
-            )
+            sequences = self._speculate(arm, arm.config, inputs, seeds, found)
         seconds = time.perf_counter() - started
         prefill = found[0].prefill_seconds if found else clock.steps[0][0] - started
         counts = [_counts(row) for row in found[0].rows] if found else [{} for _ in places]
+        if arm.config is not None and self.measures_tv and not arm.config.rule.lossless:
+            measured = list[SpeculativeStats]()
+            self._speculate(arm, replace(arm.config, diagnostics=True), inputs, seeds, measured)
+            counts = [each | _distances(row) for each, row in zip(counts, measured[0].rows, strict=True)]
         new = sequences[:, inputs["input_ids"].shape[1] :].tolist()
         rows = [self._row(place, *each) for place, *each in zip(places, new, counts, strict=True)]
         return Batch(arm.name, seed, number, rows, seconds, seconds - prefill, _rate(arm))
+
+    def _speculate(
+        self, arm: Arm, config: BaseConfig, inputs: dict[str, Any], seeds: list[int], found: list[SpeculativeStats]
+    ) -> Any:
+        return self.target.generate(
+            **inputs,
+            **self._options(),
+            speculative_config=config,
+            assistant_model=self.assistant if arm.needs_draft else None,
+            stats_callback=found.append,
+            row_seeds=seeds,
+        )
+
+    def _by_procedure(self, arm: Arm, seed: int, number: int) -> Batch:
+        """One question after another; the time of the prompts' forward passes is not told apart."""
+        if self.temperature > 0 or arm.procedure is None:
+            raise InvalidConfigError(f"the arm {arm.name} decodes greedily: leave out --temperature")
+        started, rows = time.perf_counter(), []
+        for place in self.batches[number]:
+            tokens, counts = arm.procedure.answer(
+                self.target, self.assistant, self.tokenizer, self.prompts[place], max_new_tokens=self.max_new_tokens,
+                ends=eos_token_ids(self.target), options=self._options(),
+            )  # fmt: skip
+            rows.append((place, tokens, counts))
+        seconds = time.perf_counter() - started
+        return Batch(arm.name, seed, number, [self._row(*each) for each in rows], seconds, seconds)
 
     def _tasks(self) -> Iterator[_Task]:
         """Batches in a shuffled order, so that an interrupted run is no sample of short questions; all arms of a batch one
@@ -164,20 +196,27 @@ class Evaluation:
     def _pad_token_id(self) -> int:
         return 0 if self.tokenizer.pad_token_id is None else int(self.tokenizer.pad_token_id)
 
-    def _row(self, place: int, tokens: list[int], counts: dict[str, int]) -> Row:
+    def _row(self, place: int, tokens: list[int], counts: dict[str, float]) -> Row:
         question, eos = self.questions[place], eos_token_ids(self.target)
         tokens = until_end(tokens, eos)
         text = self.tokenizer.decode(tokens, skip_special_tokens=True)
-        answer = extract_answer(text)
+        judgement = self.judge(question, text)
         return Row(
             question=question.index,
             tokens=tokens,
             text=text,
-            answer=None if answer is None else str(answer),
-            correct=answer == question.answer,
+            answer=judgement.answer,
+            correct=judgement.correct,
             ended=bool(tokens) and tokens[-1] in eos,
             counts=counts,
         )
+
+
+def _distances(row: RowStats) -> dict[str, float]:
+    """What diagnostics add to the counts of a row."""
+    known = {"tv_steps": row.num_known_steps, "tv_unknown": row.num_unknown_steps, "tv_total": row.total_step_tv}
+    largest = {} if row.max_step_tv is None else {"tv_max": row.max_step_tv}
+    return known | largest | {name: row.events[name] for name in ("rescued", "rejected", "changed")}
 
 
 def row_seed(seed: int, question: int) -> int:
@@ -204,6 +243,6 @@ def _rate(arm: Arm) -> float | None:
     return rule.rate if isinstance(rule, RandomRejection) else None
 
 
-def _counts(row: RowStats) -> dict[str, int]:
+def _counts(row: RowStats) -> dict[str, float]:
     names = ("num_rounds", "num_draft_tokens", "num_verified_tokens", "num_accepted_tokens", "num_new_tokens")
     return {name: getattr(row, name) for name in names} | dict(row.events)

@@ -13,7 +13,7 @@ from hf_specdec.quality.rows import Batch, Row
 from hf_specdec.quality.statistics import bootstrap_mean, paired_difference
 
 
-__all__ = ["REFERENCES", "Answers", "summarize"]
+__all__ = ["REFERENCES", "Answers", "pareto_front", "summarize"]
 
 REFERENCES = ("plain", "exact", "random")
 
@@ -35,7 +35,8 @@ def summarize(batches: list[Batch], *, greedy: bool) -> dict[str, dict[str, Any]
         token), `mean_tokens`, `tokens_per_second` (all tokens over the time of the `generate` calls),
         `decode_tokens_per_second` (without the prompts' forward passes and the tokens that they give), and for arms of
         this package `tokens_per_round`, `acceptance_rate`, `fire_rate` and `changed_rate` (EASD's and the control's
-        events per verified draft) and `events`.
+        events per verified draft), `events`, and where it was measured `mean_step_tv`, `max_step_tv` and
+        `num_unknown_steps` (total variation to the target's law at judged positions).
     """
     arms = {name: [batch for batch in batches if batch.arm == name] for name in _names(batches)}
     answers = {name: _answers(each) for name, each in arms.items()}
@@ -124,8 +125,10 @@ def _counts(batches: list[Batch]) -> dict[str, Any]:
     if not any(rows):
         return {}
     total = {name: sum(row.get(name, 0) for row in rows) for name in dict.fromkeys(key for row in rows for key in row)}
+    if "num_rounds" not in total:  # a procedure, which has no rounds
+        return {"events": total}
     verified, rounds = total["num_verified_tokens"], total["num_rounds"]
-    events = {name: count for name, count in total.items() if not name.startswith("num_")}
+    events = {name: count for name, count in total.items() if not name.startswith(("num_", "tv_"))}
     figures: dict[str, Any] = {
         "tokens_per_round": (total["num_new_tokens"] - len(rows)) / rounds if rounds else 0.0,
         "acceptance_rate": total["num_accepted_tokens"] / verified if verified else 0.0,
@@ -135,8 +138,32 @@ def _counts(batches: list[Batch]) -> dict[str, Any]:
     for figure, names in _EVENT_RATES.items():
         if found := [events[name] for name in names if name in events]:
             figures[figure] = sum(found) / verified if verified else 0.0
+    figures |= _distances(rows, total)
     rates = {batch.rate for batch in batches if batch.rate is not None}
     return figures | ({"control_rate": max(rates)} if rates else {})
 
 
+def _distances(rows: list[dict[str, Any]], total: dict[str, Any]) -> dict[str, Any]:
+    """`mean_step_tv` and `max_step_tv` over the judged positions where they are known, and how many are not."""
+    if not total.get("tv_steps"):
+        return {}
+    largest = max(row["tv_max"] for row in rows if "tv_max" in row)
+    return {
+        "mean_step_tv": total["tv_total"] / total["tv_steps"],
+        "max_step_tv": largest,
+        "num_unknown_steps": total["tv_unknown"],
+    }
+
+
 _EVENT_RATES = {"fire_rate": ("easd_fired",), "changed_rate": ("easd_changed_token", "random_changed_token")}
+
+
+def pareto_front(summary: dict[str, dict[str, Any]]) -> list[str]:
+    """The arms that no other one beats in accuracy without losing speed, or in speed without losing accuracy, the fastest
+    first. Means only: intervals may overlap."""
+    points = {name: (each["tokens_per_second"], each["accuracy"]["mean"]) for name, each in summary.items()}
+
+    def is_beaten(own: tuple[float, float]) -> bool:
+        return any(other != own and other[0] >= own[0] and other[1] >= own[1] for other in points.values())
+
+    return sorted((name for name, own in points.items() if not is_beaten(own)), key=lambda name: -points[name][0])

@@ -16,8 +16,8 @@ from hf_specdec.training.options import TrainingOptions
 from hf_specdec.training.rcsd import RoundBook, read_shards, roll_out
 from hf_specdec.training.rcsd.shards import ShardWriter
 from hf_specdec.training.recipes import Recipe
-from hf_specdec.training.texts import Text
-from hf_specdec.training.trainer import StepLog, train
+from hf_specdec.training.texts import Text, observe
+from hf_specdec.training.trainer import Observe, StepLog, train
 
 
 __all__ = ["train_in_stages"]
@@ -32,6 +32,7 @@ def train_in_stages(
     *,
     out: Path,
     resume: bool = False,
+    observer: Observe = observe,
     evaluate: Callable[[], dict[str, float]] | None = None,
     on_step: Callable[[StepLog], None] | None = None,
 ) -> list[StepLog]:
@@ -48,7 +49,7 @@ def train_in_stages(
         options ([`TrainingOptions`]): Length of the whole run, and pace.
         out (`Path`): Folder of checkpoints; a run of several stages has a folder `stage-N` for each.
         resume (`bool`): Whether to go on from what is there.
-        evaluate (`Callable[[], dict[str, float]]`, *optional*): See [`train`].
+        observer (`Callable`), evaluate (`Callable[[], dict[str, float]]`, *optional*): See [`train`].
         on_step (`Callable[[StepLog], None]`, *optional*): Sees each step, numbered through all stages.
 
     Returns:
@@ -84,6 +85,7 @@ def train_in_stages(
             share,
             out=folder,
             resume=resume,
+            observer=observer,
             rounds=book,
             evaluate=evaluate,
             on_step=shifted,

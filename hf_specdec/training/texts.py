@@ -15,7 +15,7 @@ from hf_specdec.features import FeatureTap
 from hf_specdec.networks import DraftNetwork
 
 
-__all__ = ["Text", "TextBatch", "observe"]
+__all__ = ["Text", "TextBatch", "cut_texts", "observe"]
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,20 @@ class Text:
     def num_anchors(self) -> int:
         """Columns whose chain has a first draft to train."""
         return len(self.tokens) - max(self.num_prompt_tokens, 2)
+
+
+def cut_texts(texts: Sequence[Text], max_tokens: int) -> list[Text]:
+    """The texts, cut to `max_tokens`; those whose prompt is as long already are left out.
+
+    Raises:
+        [`InvalidConfigError`]: If none is left.
+    """
+    kept = [
+        Text(text.tokens[:max_tokens], text.num_prompt_tokens) for text in texts if text.num_prompt_tokens < max_tokens
+    ]
+    if not kept:
+        raise InvalidConfigError(f"every prompt has {max_tokens} tokens or more: pass a larger max_tokens")
+    return kept
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from hf_specdec.training.texts import Text, TextBatch, observe
 from hf_specdec.training.unroll import drafted_logits, unroll
 
 
-__all__ = ["StepLog", "train"]
+__all__ = ["Observe", "StepLog", "train"]
 
 Observe = Callable[[Any, DraftNetwork, Sequence[Text]], TextBatch]
 
@@ -64,8 +64,8 @@ class _Unrolling(nn.Module):
         num_steps, detach = self.recipe.num_steps, self.recipe.detach
         unrolled = replace(unroll(self.network, batch, num_steps, detach=detach), seeds=seeds)
         if rounds is not None:
-            logits = drafted_logits(self.network, batch, rounds.tokens, detach=detach)
-            unrolled = replace(unrolled, rounds=replace(rounds, student_logits=logits))
+            drafted = drafted_logits(self.network, batch, rounds.tokens, detach=detach)
+            unrolled = replace(unrolled, rounds=replace(rounds, student_logits=drafted))
         if self.reference is not None:
             unrolled = _with_reference(unrolled, self.reference, batch, num_steps)
         counts = []
@@ -114,7 +114,7 @@ def train(
         out (`Path`, *optional*): Folder for checkpoints.
         resume (`bool`): Whether to go on from the newest checkpoint in `out`, if there is one.
         accelerator (`Accelerator`, *optional*): One of your own, with trackers that are already initialised.
-        observer (`Callable`): What gives the target's features of some texts: [`observe`], or [`KeptFeatures`].
+        observer (`Callable`): What gives the target's features of some texts: [`observe`], or a [`KeptFeatures`].
         rounds (`Callable`, *optional*): Gives the recorded rounds of some texts, for so many drafts; see [`RoundBook`].
         evaluate (`Callable[[], dict[str, float]]`, *optional*): Run every `eval_every` steps and at the end.
         on_step (`Callable[[StepLog], None]`, *optional*): Sees each step.

@@ -322,3 +322,26 @@ def test_asd_claims_nothing_about_later_drafts():
     rule = ASD(budget=2.0)
     first = dataclasses.replace(evidence, tokens=evidence.tokens[:, :1], valid=evidence.valid[:, :1])
     assert torch.equal(rule.acceptance(evidence)[:, :1], rule.acceptance(first)[:, :1])
+
+
+def test_budgets_stay_with_their_rows_when_others_end():
+    """Rows end at different places; each spends its own budget, as it does alone."""
+    model = tiny_llama(layers=1)
+    drafter = noisy_copy(model, noise=0.3)
+    inputs = prompts(3)
+    found = []
+    for kept in ([0, 1, 2], [0], [1], [2]):
+        stats = []
+        text = model.generate(
+            **{name: values[kept] for name, values in inputs.items()}, assistant_model=drafter, do_sample=False,
+            max_new_tokens=24, eos_token_id=54, pad_token_id=0, stats_callback=stats.append,
+            speculative_config=config_of(TopK(5), tv_budget=3.0, batching="ragged"),
+        )  # fmt: skip
+        rows = [(row.total_step_tv, row.num_new_tokens, dict(row.events)) for row in stats[0].rows]
+        found.append((text[:, 7:].tolist(), rows))
+    lengths = [length for _, length, _ in found[0][1]]
+    assert len(set(lengths)) > 1
+    for place in range(3):
+        (alone,), (row,) = found[1 + place]
+        assert found[0][0][place][: row[1]] == alone[: row[1]]
+        assert found[0][1][place][0] == row[0] <= 3.0

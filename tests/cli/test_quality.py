@@ -176,3 +176,36 @@ def test_worked_examples_by_default_and_an_instruction_on_request(pair, data, tm
     asked = run_json(*command, "--out", tmp_path / "b", "--examples", 0)["environment"]
     assert "####" in asked["instruction"]
     assert "example 1" not in asked
+
+
+def test_every_rule_is_an_arm_with_its_distance(pair, data, tmp_path, run_json):
+    arms = "exact,nucleus-0.99,csd,topk-5,lenience-0.5"
+    command = options_for(pair, data, tmp_path / "q", "--arms", arms, "--tv", "--limit", "2")
+    summary = run_json(*command)["summary"]
+    nucleus = summary["nucleus-0.99"]
+    events, verified = nucleus["events"], nucleus["num_verified_tokens"]
+    assert events["rescued"] == events["relaxed_accepted"] > 0
+    assert nucleus["mean_step_tv"] == pytest.approx(events["rescued"] / verified)  # greedy: 1 for each rescued token
+    assert nucleus["max_step_tv"] == 1.0
+    assert "mean_step_tv" not in summary["exact"]
+    assert summary["lenience-0.5"]["mean_step_tv"] == 0.0  # exact under greedy decoding
+    table = (tmp_path / "q.md").read_text()
+    assert "| mean step TV | max step TV |" in table
+    assert "Pareto front of accuracy and tokens/s: `" in table
+
+
+def test_humaneval_runs_the_tests_of_each_answer(pair, tmp_path, run_json, run):
+    rows = [
+        {"prompt": "w1 w2", "test": "def check(candidate):\n    pass", "entry_point": "print"},
+        {"prompt": "w3 w4", "test": "def check(candidate):\n    assert False", "entry_point": "print"},
+    ]
+    path = tmp_path / "humaneval.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    command = ["quality", *pair.options, "--task", "humaneval", "--data", path, "--out", tmp_path / "h", "--no-chat"]
+    command += ["--max-new-tokens", 4, "--arms", "plain,exact", "--test-seconds", 20]
+    found = run_json(*command)
+    assert found["settings"]["task"] == "humaneval"
+    assert "one code block" in found["environment"]["instruction"]
+    answers = json.loads((tmp_path / "h.json").read_text())["answers"]
+    assert {each["answer"] for each in answers} <= {"passed", "failed"}
+    assert not any(each["correct"] for each in answers)  # words are no program

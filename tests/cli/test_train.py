@@ -1,9 +1,11 @@
 """`specdec train`."""
 
 import json
+from collections import Counter
 
 import pytest
 import torch
+from accelerate.state import AcceleratorState
 
 from hf_specdec import AutoDrafter, RCSDConfig
 from hf_specdec.training.acceptance import acceptance_lengths
@@ -12,6 +14,14 @@ from tests.toys import prompts as ids_of
 
 
 PROMPTS = [f"w{index} w{index + 3} w{index + 1}" for index in range(12)]
+
+
+@pytest.fixture(autouse=True)
+def _fresh_accelerate():
+    """One precision per process is accelerate's rule; each test is a process of its own in that respect."""
+    AcceleratorState._reset_state(True)
+    yield
+    AcceleratorState._reset_state(True)
 
 
 @pytest.fixture
@@ -102,3 +112,41 @@ def test_rcsd_goes_on_from_hass(pair, options, run, run_json, tmp_path, recipe):
     assert run_json(*again, "--start", first, "--resume", "--group-size", 4, "--pairs", "literal", "--unmasked")[
         "tau"
     ] == pytest.approx(found["tau"])
+
+
+def test_several_drafters_stand_side_by_side(pair, data, run, run_json, tmp_path):
+    for seed, name in enumerate(("one", "two")):
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            AutoDrafter.from_target(pair.model, "eagle").save_pretrained(tmp_path / name)
+    one, two = tmp_path / "one", tmp_path / "two"
+    options = ["--target", pair.target, "--data", data, "--steps", "1,3", "--max-new-tokens", 8, "--dtype", "float32"]
+    options += ["--no-chat", "--limit", 4]
+    arms = ["--arm", f"hass={one}", "--arm", f"other={two},{one}", "--control", "hass"]
+    found = run_json("evaluate", *options, *arms, "--report", tmp_path / "rcsd")
+    assert found["same_text"]
+    assert found["seeds"] == [0, 1]
+    prompts = [pair.tokenizer(text)["input_ids"] for text in PROMPTS[:4]]
+    network = AutoDrafter.from_pretrained(one, target=pair.model)
+    expected = acceptance_lengths(pair.model, network, prompts, steps=3, max_new_tokens=8)
+    assert found["arms"]["hass"]["3"]["tau"] == pytest.approx(sum(expected) / 4)
+    assert set(found["arms"]["other"]["1"]["difference_from_control"]) == {"mean", "low", "high"}
+    written = json.loads((tmp_path / "rcsd.json").read_text())["summary"]
+    assert written["target"]["prompts"]["hass"]["3"] == found["arms"]["hass"]["3"]["tau"]
+    assert "--drafter" in run("evaluate", *options, code=2).stderr
+    assert "NAME=FOLDER" in run("evaluate", *options, "--arm", "hass", code=2).stderr
+    assert "one of the arms" in run("evaluate", *options, *arms[:2], "--control", "kl", code=2).stderr
+
+
+def test_a_small_vocabulary_and_short_texts_in_bfloat16(pair, options, run, run_json, tmp_path):
+    short = [*options, "--recipe", "eagle3", "--max-steps", 2, "--draft-vocab-size", 20, "--max-tokens", 6]
+    found = run_json(*short, "--dtype", "bfloat16")
+    assert found["tau"] >= 1
+    network = AutoDrafter.from_pretrained(tmp_path / "drafter", target=pair.model)
+    assert network.config.draft_vocab_size == 20
+    answers = [json.loads(line) for line in (tmp_path / "drafter" / "answers.jsonl").read_text().splitlines()]
+    counts = Counter(token for each in answers for token in each["text"][len(each["prompt"]) : 6])
+    assert set(network.target_ids.tolist()) >= {token for token, _ in counts.most_common(5)}
+    refused = run(*short, "--start", tmp_path / "drafter", "--resume", code=2).stderr
+    assert "--draft-vocab-size" in refused
+    assert "max_tokens" in run(*options, "--recipe", "hass", "--max-tokens", 3, "--resume", code=2).stderr

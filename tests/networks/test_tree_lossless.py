@@ -164,6 +164,10 @@ class Script:
             self.thrown[row] += 1
         return result
 
+    def keep_rows(self, kept):
+        self.numbers = [self.numbers[row] for row in kept.tolist()]
+        self.thrown = [self.thrown[row] for row in kept.tolist()]
+
 
 @pytest.mark.parametrize("edge", [0.001, 0.999])
 @pytest.mark.parametrize(

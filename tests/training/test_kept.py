@@ -14,34 +14,41 @@ def texts():
     return [Text(tuple(torch.randint(1, 64, (n,), generator=generator).tolist()), 3) for n in (9, 5, 7)]
 
 
-def test_kept_batches_are_observed_ones():
+def test_kept_batches_are_observed_ones_without_a_pass_of_the_target():
     target = small_target()
     network = drafter_for(target, "eagle")
-    kept, chosen = KeptFeatures(target, network, texts(), batch_size=2), texts()[:2]
-    mine, theirs = kept(target, network, chosen), observe(target, network, chosen)
-    assert torch.equal(mine.tokens, theirs.tokens)
-    assert torch.equal(mine.loss_mask, theirs.loss_mask)
+    kept, chosen, passes = KeptFeatures(), texts()[:2], []
+    target.register_forward_hook(lambda *_: passes.append(1))
+    first = kept(target, network, chosen)
+    assert len(passes) == 1
+    again = kept(target, network, chosen[::-1])
+    assert len(passes) == 1
+    observed = observe(target, network, chosen)
+    assert torch.equal(first.logits, observed.logits)
+    assert torch.equal(again.tokens.flip(0), observed.tokens)
+    assert torch.equal(again.loss_mask.flip(0), observed.loss_mask)
     for row, text in enumerate(chosen):
         columns = len(text.tokens)
-        torch.testing.assert_close(mine.features[row, :columns], theirs.features[row, :columns])
-        torch.testing.assert_close(mine.logits[row, :columns], theirs.logits[row, :columns])
-    assert kept.num_bytes == 21 * 32 * 4
+        torch.testing.assert_close(again.features[1 - row, :columns], observed.features[row, :columns])
+        torch.testing.assert_close(again.logits[1 - row, :columns], observed.logits[row, :columns])
+    assert kept.num_bytes == 14 * 32 * 4
+
+
+def test_memory_is_bounded():
+    target = small_target()
+    network = drafter_for(target, "eagle")
+    kept = KeptFeatures(max_bytes=10 * 32 * 4)
+    for _ in range(2):
+        batch = kept(target, network, texts())
+        assert torch.equal(batch.logits, observe(target, network, texts()).logits)
+    assert kept.num_bytes == 9 * 32 * 4
 
 
 def test_what_cannot_be_kept_is_refused():
     target = small_target()
     with pytest.raises(InvalidConfigError, match="last states"):
-        KeptFeatures(target, drafter_for(target, "eagle3"), texts())
-    network = drafter_for(target, "eagle")
-    kept = KeptFeatures(target, network, texts()[:1])
-    with pytest.raises(InvalidConfigError, match="all texts"):
-        kept(target, network, texts())
-
-
-def test_a_target_that_scales_its_logits_is_refused():
-    target = small_target()
-    network = drafter_for(target, "eagle")
-    plain = target.forward
+        KeptFeatures()(target, drafter_for(target, "eagle3"), texts())
+    network, plain = drafter_for(target, "eagle"), target.forward
 
     def scaled(*args, **kwargs):
         outputs = plain(*args, **kwargs)
@@ -50,4 +57,4 @@ def test_a_target_that_scales_its_logits_is_refused():
 
     target.forward = scaled
     with pytest.raises(InvalidConfigError, match="scale"):
-        KeptFeatures(target, network, texts())
+        KeptFeatures()(target, network, texts())

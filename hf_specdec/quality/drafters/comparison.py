@@ -80,7 +80,7 @@ def compare(arms: Sequence[Arm], *, baseline: str, control: str | None = None) -
         figures[arm.name] = {}
         for k in counts:
             tau, reference = arm.lengths(k), by_name[baseline].lengths(k)
-            row = {"interval": asdict(bootstrap_mean(tau))}
+            row: dict[str, Any] = {"interval": asdict(bootstrap_mean(tau))}
             row["tau"] = row["interval"]["mean"]
             row["gain"] = 100.0 * (float(tau.mean()) / float(reference.mean()) - 1.0)
             if control is not None and arm.name != control:

@@ -1,0 +1,63 @@
+"""Published drafters from the Hub. Without HF_SPECDEC_HUB they are skipped, and they download gigabytes with it.
+
+What is expected of each is what its authors' config or its target's says.
+"""
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from hf_specdec import AutoDrafter, Eagle3Drafter, EagleDrafter, RCSDConfig
+from hf_specdec.networks.auto import load_network
+from hf_specdec.networks.checkpoint import read_checkpoint
+
+
+pytestmark = pytest.mark.hub
+
+# Hub id, revision: (class, hidden size, target vocabulary, draft vocabulary)
+PUBLISHED = {
+    ("yuhuili/EAGLE-LLaMA3.1-Instruct-8B", "main"): (EagleDrafter, 4096, 128256, None),
+    ("yuhuili/EAGLE3-LLaMA3.1-Instruct-8B", "main"): (Eagle3Drafter, 4096, 128256, 32000),
+    ("AngelSlim/Qwen3-1.7B_eagle3", "main"): (Eagle3Drafter, 2048, 151936, 32000),
+    ("RedHatAI/Llama-3.1-8B-Instruct-speculator.eagle3", "main"): (Eagle3Drafter, 4096, 128256, 32000),
+}
+
+
+@pytest.mark.parametrize(("source", "facts"), PUBLISHED.items(), ids=[name for name, _ in PUBLISHED])
+def test_it_loads_with_every_tensor_accounted_for(source, facts):
+    """A tensor that is missing, unexpected or misshapen would have raised."""
+    name, revision = source
+    kind, hidden_size, vocab_size, draft_vocab_size = facts
+    network = load_network(read_checkpoint(name, revision=revision, allow_bin=True))
+    assert isinstance(network, kind)
+    assert (network.config.hidden_size, network.config.vocab_size) == (hidden_size, vocab_size)
+    if draft_vocab_size is not None:
+        assert network.draft_vocab_size == draft_vocab_size
+        assert len(network.target_ids.unique()) == draft_vocab_size
+        assert int(network.target_ids.max()) < vocab_size
+    assert all(value.isfinite().all() for value in network.state_dict().values() if value.is_floating_point())
+
+
+@pytest.mark.slow
+def test_it_is_right_more_often_with_its_own_taps_than_with_others():
+    """Wrong taps leave the text as it is and take the acceptance away, so that nobody notices."""
+    model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen3-1.7B", dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained("Qwen/Qwen3-1.7B")
+    messages = [{"role": "user", "content": "Explain in three sentences why the sky is blue."}]
+    inputs = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    expected = model.generate(**inputs, max_new_tokens=64, do_sample=False)
+    own = AutoDrafter.from_pretrained("AngelSlim/Qwen3-1.7B_eagle3", target=model)
+    others = [index - 1 for index in own.taps_of(model)]
+    taus = []
+    for network in (own, AutoDrafter.from_pretrained("AngelSlim/Qwen3-1.7B_eagle3", target=model, taps=others)):
+        out = model.generate(
+            **inputs,
+            max_new_tokens=64,
+            do_sample=False,
+            assistant_model=network,
+            speculative_config=RCSDConfig(steps=3, on_drafter_error="raise"),
+            return_dict_in_generate=True,
+        )
+        assert torch.equal(out.sequences, expected)
+        taus.append(out.speculative_stats.tokens_per_round)
+    assert taus[0] > taus[1]
