@@ -41,12 +41,12 @@ class Cut:
         if not isinstance(value, Tensor):
             return value
         here = slice(self.columns - self.pending, self.columns)
+        known = self.keys - (self.width - self.columns)
         if value.ndim == 4 and value.shape[-2] == self.width:
             rows = value[..., here, :]
-            if value.shape[-1] != self.keys:
-                return rows
-            known = self.keys - (self.width - self.columns)
-            return rows[..., known - self.visible : known]
+            return rows if value.shape[-1] != self.keys else rows[..., known - self.visible : known]
+        if self.columns < self.width and value.ndim == 3 and value.shape[-2:] == (1, self.keys):
+            return value[..., :known]  # ALiBi: a bias for each key
         if not value.is_floating_point() and not value.is_complex():
             return value[..., here] if value.shape[-1:] == (self.width,) else value
         return value[:, here] if value.ndim == 3 and value.shape[1] == self.width else value
