@@ -37,11 +37,14 @@ class Cut:
 
     def __call__(self, value: Any) -> Any:
         rows = self._rows(value)
-        # What comes in tuples are rotary embeddings, which may happen to be as wide as there are keys.
-        if not isinstance(value, Tensor) or value.ndim != 4 or value.shape[-2:] != (self.width, self.keys):
+        if not isinstance(value, Tensor):  # tuples are rotary embeddings, which may be as wide as there are keys
             return rows
         known = self.keys - (self.width - self.columns)
-        return rows[..., known - self.visible : known]
+        if value.ndim == 4 and value.shape[-2:] == (self.width, self.keys):
+            return rows[..., known - self.visible : known]
+        if self.columns < self.width and value.ndim == 3 and value.shape[-2:] == (1, self.keys):
+            return value[..., :known]  # ALiBi: a bias for each key
+        return rows
 
     def _rows(self, value: Any) -> Any:
         """What of a value is about the pending columns."""
