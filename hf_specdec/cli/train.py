@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,7 +12,12 @@ from hf_specdec.cli import options as opt
 from hf_specdec.cli import train_cospec, train_exit_heads
 from hf_specdec.cli import training_options as rl
 from hf_specdec.cli.errors import CommandError, reports_errors
-from hf_specdec.cli.output import note, print_json, progress_bar
+from hf_specdec.cli.output import note, print_json
+
+
+if TYPE_CHECKING:
+    from hf_specdec.cli.training_run import LiveUse
+    from hf_specdec.training.recipes import Recipe
 
 
 __all__ = ["app", "train"]
@@ -21,6 +26,7 @@ app = typer.Typer(help="Train a drafter network, or what a subcommand names.")
 app.command("exit-heads")(train_exit_heads.exit_heads)
 app.command("cospec")(train_cospec.train_cospec)
 
+_CONTINUAL = ("replay_share", "reference_weight")
 _NEEDED = ("target", "data", "recipe", "out")
 
 
@@ -76,6 +82,10 @@ def train(
     group: rl.Group = rl.GroupName.window,
     group_size: rl.GroupSize = 8,
     kl_weight: rl.KLWeight = 0.02,
+    continual: rl.Continual = None,
+    replay_share: rl.ReplayShare = 0.5,
+    reference_weight: rl.ReferenceWeight = 0.1,
+    trackers: rl.Trackers = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint.")] = False,
     draft_vocab_size: Annotated[
         int | None,
@@ -98,8 +108,8 @@ def train(
         _refuse_own_options(context)
         return
     from hf_specdec.cli.models import load_models, quiet
-    from hf_specdec.cli.texts import encode_prompt, read_texts
-    from hf_specdec.training.answers import is_held_out
+    from hf_specdec.cli.texts import read_texts
+    from hf_specdec.cli.training_run import TrainingRun, accelerator_for
     from hf_specdec.training.options import TrainingOptions
     from hf_specdec.training.rcsd import RCSDTraining
     from hf_specdec.training.recipes import stages_of
@@ -120,40 +130,96 @@ def train(
         masked=masked,
         pairs=pairs.value,
         beta=beta,
-        refreshes=refreshes,
+        refreshes=1 if continual is not None and not _is_given(context, "refreshes") else refreshes,
         group=group.value,
         group_size=group_size,
         kl_weight=kl_weight,
     )
     stages = stages_of(recipe.value, rcsd)
-    if start is None and stages[0].reference:
-        raise CommandError(f"--recipe {recipe.value} goes on from a trained drafter: pass --start FOLDER")
-    if start is not None and draft_vocab_size is not None:
-        raise CommandError(
-            "--draft-vocab-size is for new drafters, the one of --start has its own: pass one of the two"
-        )
+    _check_start(context, stages)
+    live = None if continual is None else _live(context, continual)
     prompts = read_texts(data, field, limit)
     if not resume and out.exists() and (any(out.glob("checkpoint-*")) or any(out.glob("stage-*"))):
         raise CommandError(f"{out} holds checkpoints: pass --resume to go on, or another folder")
+    names = [name.strip() for name in (trackers or "").split(",") if name.strip()]
+    accelerator = accelerator_for(options, out, names)
     models = load_models(target, None, dtype=dtype, packed=False)
+    trained, evaluating = _sides(prompts, held_out, models.tokenizer, chat, system)
+    out.mkdir(parents=True, exist_ok=True)
+    run = TrainingRun(
+        models.target,
+        models.tokenizer,
+        trained,
+        evaluating,
+        stages,
+        options,
+        out,
+        accelerator,
+        max_new_tokens,
+        steps,
+        resume,
+        start,
+        draft_vocab_size,
+        max_tokens,
+        live,
+        names,
+    )
+    with quiet():
+        result = run()
+    if as_json:
+        print_json({"target": target, "recipe": recipe.value, "out": str(out), **result})
+        return
+    recorded = "" if live is None else f" (tau {result['tau_recorded']:.3f} on rounds of live use)"
+    note(
+        f"wrote {out}: tau {result['tau']:.3f} with {steps} drafts per round, over {len(evaluating)} held-out "
+        f"prompts{recorded}"
+    )
+
+
+def _check_start(context: typer.Context, stages: list[Recipe]) -> None:
+    asked = context.params
+    name, start = asked["recipe"].value, asked["start"]
+    if start is None and stages[0].reference:
+        raise CommandError(f"--recipe {name} goes on from a trained drafter: pass --start FOLDER")
+    if start is not None and asked["draft_vocab_size"] is not None:
+        raise CommandError(
+            "--draft-vocab-size is for new drafters, the one of --start has its own: pass one of the two"
+        )
+    if asked["continual"] is None:
+        if given := [each for each in _CONTINUAL if _is_given(context, each)]:
+            raise CommandError(f"--{given[0].replace('_', '-')} is for rounds of live use: pass --continual FOLDER too")
+        return
+    if start is None:
+        raise CommandError("--continual goes on from the drafter of the live use: pass --start FOLDER")
+    if len(stages) > 1:
+        raise CommandError(f"--continual takes one stage, --recipe {name} has {len(stages)} here: pass another recipe")
+
+
+def _live(context: typer.Context, folder: Path) -> LiveUse:
+    from hf_specdec.cli.training_run import live_use
+    from hf_specdec.training.continual import ContinualTraining
+    from hf_specdec.training.rcsd import read_shards
+
+    asked = context.params
+    keeping = ContinualTraining(replay_share=asked["replay_share"], reference_weight=asked["reference_weight"])
+    return live_use(list(read_shards(folder)), asked["held_out"], asked["max_tokens"], keeping)
+
+
+def _sides(
+    prompts: list[str], share: float, tokenizer: Any, chat: bool | None, system: str | None
+) -> tuple[list[list[int]], list[list[int]]]:
+    """Token ids of the prompts to train on, and of those to evaluate with."""
+    from hf_specdec.cli.texts import encode_prompt
+    from hf_specdec.training.answers import is_held_out
+
     sides: dict[bool, list[list[int]]] = {True: [], False: []}
     for prompt in prompts:
-        sides[is_held_out(prompt, held_out)].append(encode_prompt(models.tokenizer, prompt, chat, system))
+        sides[is_held_out(prompt, share)].append(encode_prompt(tokenizer, prompt, chat, system))
     if not sides[False] or not sides[True]:
         raise CommandError(
             f"of {len(prompts)} prompts, {len(sides[True])} are held out: pass more prompts or another --held-out"
         )
-    out.mkdir(parents=True, exist_ok=True)
-    with quiet():
-        result = _run(
-            models, sides, stages, options, out, max_new_tokens, steps, resume, start, draft_vocab_size, max_tokens
-        )
-    if as_json:
-        print_json({"target": target, "recipe": recipe.value, "out": str(out), **result})
-        return
-    note(
-        f"wrote {out}: tau {result['tau']:.3f} with {steps} drafts per round, over {len(sides[True])} held-out prompts"
-    )
+    return sides[False], sides[True]
 
 
 def _refuse_own_options(context: typer.Context) -> None:
@@ -167,93 +233,3 @@ def _refuse_own_options(context: typer.Context) -> None:
 def _is_given(context: typer.Context, name: str) -> bool:
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
-
-
-def _run(
-    models: Any,
-    sides: dict[bool, list[list[int]]],
-    stages: Any,
-    options: Any,
-    out: Path,
-    max_new_tokens: int,
-    steps: int,
-    resume: bool,
-    start: Path | None,
-    draft_vocab_size: int | None,
-    max_tokens: int | None,
-) -> dict[str, Any]:
-    import torch
-
-    from hf_specdec.networks import AutoDrafter
-    from hf_specdec.networks.export import export_drafter
-    from hf_specdec.training.acceptance import acceptance_lengths
-    from hf_specdec.training.answers import answer_prompts
-    from hf_specdec.training.stages import train_in_stages
-    from hf_specdec.training.texts import cut_texts
-    from hf_specdec.training.trainer import StepLog
-
-    with progress_bar("Answers of the target") as show:
-        file = out / "answers.jsonl"
-        texts = answer_prompts(models.target, sides[False], file, max_new_tokens=max_new_tokens, on_answer=show)
-    texts = texts if max_tokens is None else cut_texts(texts, max_tokens)
-    with torch.random.fork_rng():
-        torch.manual_seed(options.seed)
-        network = (
-            AutoDrafter.from_target(
-                models.target,
-                stages[0].family,
-                draft_token_ids=None if draft_vocab_size is None else _frequent(models.target, texts, draft_vocab_size),
-                tokenizer=models.tokenizer,
-                dtype=torch.float32,
-            )
-            if start is None
-            else AutoDrafter.from_pretrained(start, target=models.target, dtype=torch.float32)
-        )
-
-    def evaluate() -> dict[str, float]:
-        found = acceptance_lengths(models.target, network, sides[True], steps=steps, max_new_tokens=max_new_tokens)
-        return {"tau": sum(found) / max(len(found), 1)}
-
-    with progress_bar("Training") as show:
-
-        def on_step(log: StepLog) -> None:
-            show(log.step, options.max_steps)
-            if log.evaluation:
-                first = ", ".join(f"{rate:.2f}" for rate in log.acceptance)
-                note(
-                    f"step {log.step}: loss {log.loss:.4f}, agreement by position {first}, "
-                    f"{log.tokens_per_second:.0f} tokens/s, tau {log.evaluation['tau']:.3f}"
-                )
-
-        logs = train_in_stages(
-            models.target,
-            network,
-            texts,
-            stages,
-            options,
-            out=out,
-            resume=resume,
-            evaluate=evaluate,
-            on_step=on_step,
-        )
-    export_drafter(network, out)
-    loss = logs[-1].loss if logs else None
-    return {
-        "num_texts": len(texts),
-        "steps": steps,
-        "loss": loss,
-        "tau": (logs[-1].evaluation if logs else evaluate())["tau"],
-    }
-
-
-def _frequent(target: Any, texts: list[Any], size: int) -> Any:
-    """The ids of the answers' most frequent tokens."""
-    from collections import Counter
-
-    import torch
-
-    from hf_specdec.drafters import DraftVocabulary
-
-    counts = Counter(token for text in texts for token in text.tokens[text.num_prompt_tokens :])
-    vocab_size = target.config.get_text_config(decoder=True).vocab_size
-    return torch.tensor(DraftVocabulary.from_counts(counts, size, vocab_size=vocab_size).token_ids)

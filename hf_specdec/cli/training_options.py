@@ -1,16 +1,32 @@
-"""Options of `specdec train` that concern the RCSD stages."""
+"""Options of `specdec train` that concern the RCSD stages, rounds of live use and trackers."""
 
 from __future__ import annotations
 
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 
-__all__ = ["Beta", "Group", "GroupName", "GroupSize", "KLWeight", "Masked", "Pairs", "PairsName", "Refreshes"]
+__all__ = [
+    "Beta",
+    "Continual",
+    "Group",
+    "GroupName",
+    "GroupSize",
+    "KLWeight",
+    "Masked",
+    "Pairs",
+    "PairsName",
+    "ReferenceWeight",
+    "Refreshes",
+    "ReplayShare",
+    "Trackers",
+]
 
 _RCSD = "RCSD stages"
+_LIVE = "Rounds of live use"
 
 
 class PairsName(StrEnum):
@@ -53,4 +69,26 @@ GroupSize = Annotated[
 ]
 KLWeight = Annotated[
     float, typer.Option("--kl-weight", help="GRPO: weight of the distance to the start.", rich_help_panel=_RCSD)
+]
+Continual = Annotated[
+    Path | None,
+    typer.Option(
+        "--continual",
+        help="Learn the rounds that a RoundRecorder wrote to this folder; answers to --data are replayed.",
+        rich_help_panel=_LIVE,
+    ),
+]
+ReplayShare = Annotated[
+    float,
+    typer.Option("--replay-share", help="Share of replayed answers among the texts.", rich_help_panel=_LIVE),
+]
+ReferenceWeight = Annotated[
+    float,
+    typer.Option(
+        "--reference-weight", help="Weight of the divergence from the drafter of --start.", rich_help_panel=_LIVE
+    ),
+]
+Trackers = Annotated[
+    str | None,
+    typer.Option("--trackers", help="Where accelerate reports loss and tau, e.g. tensorboard,wandb."),
 ]

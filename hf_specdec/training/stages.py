@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from accelerate import Accelerator  # type: ignore[import-untyped]
+
 from hf_specdec.errors import InvalidConfigError
 from hf_specdec.networks import DraftNetwork
 from hf_specdec.training.checkpoints import latest_checkpoint
@@ -32,6 +34,7 @@ def train_in_stages(
     *,
     out: Path,
     resume: bool = False,
+    accelerator: Accelerator | None = None,
     observer: Observe = observe,
     evaluate: Callable[[], dict[str, float]] | None = None,
     on_step: Callable[[StepLog], None] | None = None,
@@ -49,7 +52,8 @@ def train_in_stages(
         options ([`TrainingOptions`]): Length of the whole run, and pace.
         out (`Path`): Folder of checkpoints; a run of several stages has a folder `stage-N` for each.
         resume (`bool`): Whether to go on from what is there.
-        observer (`Callable`), evaluate (`Callable[[], dict[str, float]]`, *optional*): See [`train`].
+        accelerator (`Accelerator`, *optional*), observer (`Callable`), evaluate (`Callable[[], dict[str, float]]`,
+            *optional*): See [`train`].
         on_step (`Callable[[StepLog], None]`, *optional*): Sees each step, numbered through all stages.
 
     Returns:
@@ -85,6 +89,8 @@ def train_in_stages(
             share,
             out=folder,
             resume=resume,
+            accelerator=accelerator,
+            steps_before=first,
             observer=observer,
             rounds=book,
             evaluate=evaluate,

@@ -106,6 +106,7 @@ def train(
     out: Path | None = None,
     resume: bool = False,
     accelerator: Accelerator | None = None,
+    steps_before: int = 0,
     observer: Observe = observe,
     rounds: Callable[[Sequence[Text], int], DraftedRounds] | None = None,
     reference: DraftNetwork | None = None,
@@ -126,6 +127,7 @@ def train(
         out (`Path`, *optional*): Folder for checkpoints.
         resume (`bool`): Whether to go on from the newest checkpoint in `out`, if there is one.
         accelerator (`Accelerator`, *optional*): One of your own, with trackers that are already initialised.
+        steps_before (`int`): Steps of earlier stages, from which the trackers count on.
         observer (`Callable`): What gives the target's features of some texts: [`observe`], or a [`KeptFeatures`].
         rounds (`Callable`, *optional*): Gives the recorded rounds of some texts, for so many drafts; see [`RoundBook`].
         reference ([`DraftNetwork`], *optional*): The drafter that recipes with a reference compare with, as it is when the run
@@ -150,7 +152,7 @@ def train(
                 network.eval()
                 log = replace(log, evaluation=evaluate())
                 network.train()
-            accelerator.log({"loss": log.loss, **log.evaluation}, step=step)
+            accelerator.log({"loss": log.loss, **log.evaluation}, step=steps_before + step)
             if out is not None and options.saves_after(step):
                 state.save(out, step)
             if on_step is not None:

@@ -6,10 +6,12 @@ from collections import Counter
 import pytest
 import torch
 from accelerate.state import AcceleratorState
+from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker
 
-from hf_specdec import AutoDrafter, RCSDConfig
+from hf_specdec import AutoDrafter, RCSDConfig, SpeculativeConfig
 from hf_specdec.training.acceptance import acceptance_lengths
 from hf_specdec.training.answers import is_held_out
+from hf_specdec.training.rcsd import RoundRecorder
 from tests.toys import prompts as ids_of
 
 
@@ -150,3 +152,95 @@ def test_a_small_vocabulary_and_short_texts_in_bfloat16(pair, options, run, run_
     refused = run(*short, "--start", tmp_path / "drafter", "--resume", code=2).stderr
     assert "--draft-vocab-size" in refused
     assert "max_tokens" in run(*options, "--recipe", "hass", "--max-tokens", 3, "--resume", code=2).stderr
+
+
+def record(pair, folder, num_texts=8):
+    """Rounds of live use, on prompts that are not those of the data."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        network = AutoDrafter.from_target(pair.model, "eagle")
+    recorder = RoundRecorder(folder, texts_per_shard=3)
+    config = SpeculativeConfig(acceptance=recorder, drafting="model", length=3, on_drafter_error="raise")
+    asked = {"do_sample": False, "pad_token_id": 0, "max_new_tokens": 10}
+    for seed in range(num_texts):
+        inputs = ids_of(1, columns=4, seed=seed)
+        pair.model.generate(
+            **inputs, **asked, assistant_model=network, speculative_config=config, round_callback=recorder
+        )
+    recorder.close()
+
+
+@pytest.mark.parametrize("recipe", ["hass", "rcsd-dpo"])
+def test_rounds_of_live_use_are_learnt(pair, options, run, run_json, tmp_path, recipe):
+    run_json(*options, "--recipe", "hass", "--max-steps", 2)
+    first, second, live = tmp_path / "drafter", tmp_path / "second", tmp_path / "live"
+    record(pair, live)
+    again = [second if part == first else part for part in options] + ["--recipe", recipe, "--max-steps", 4]
+    again += ["--continual", live]
+    assert "--start" in run(*again, code=2).stderr
+    found = run_json(*again, "--start", first)
+    assert found["tau"] >= 1
+    assert found["tau_recorded"] >= 1
+    assert 0 < found["num_recorded"] < 8
+    assert found["num_texts"] > 0
+    one, two = (AutoDrafter.from_pretrained(path, target=pair.model) for path in (first, second))
+    assert not all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
+    asked = [*again, "--start", first, "--resume"]
+    assert run_json(*asked)["tau_recorded"] == pytest.approx(found["tau_recorded"])
+
+
+def test_live_use_that_cannot_be_learnt_is_refused(pair, options, run, tmp_path):
+    live, start = tmp_path / "live", ["--start", tmp_path / "some"]
+    hass = [*options, "--recipe", "hass", "--max-steps", 2]
+    assert "--continual FOLDER" in run(*hass, *start, "--replay-share", 0.2, code=2).stderr
+    live.mkdir()
+    assert "RoundRecorder" in run(*hass, *start, "--continual", live, code=2).stderr
+    record(pair, live, num_texts=1)
+    assert "record more" in run(*hass, *start, "--continual", live, code=2).stderr
+    assert "replay_share" in run(*hass, *start, "--continual", live, "--replay-share", 1.0, code=2).stderr
+    stages = [*options, "--recipe", "eal+grpo", "--max-steps", 2, *start, "--continual", live]
+    assert "one stage" in run(*stages, code=2).stderr
+    assert not (tmp_path / "drafter").exists()
+
+
+class Notes(GeneralTracker):
+    """A tracker that remembers."""
+
+    name, requires_logging_directory, written = "notes", False, []
+
+    def __init__(self, run_name, **_):
+        super().__init__()
+        self.written.append(run_name)
+
+    @property
+    def tracker(self):
+        return self.written
+
+    def store_init_configuration(self, values):
+        self.written.append(values)
+
+    def log(self, values, step=None, **_):
+        self.written.append((step, values))
+
+    def finish(self):
+        self.written.append("end")
+
+
+def test_trackers_get_loss_and_tau_of_every_stage(options, run, run_json, monkeypatch):
+    monkeypatch.setitem(LOGGER_TYPE_TO_CLASS, "notes", Notes)
+    monkeypatch.setattr(Notes, "written", [])
+    asked = [*options, "--recipe", "wtv+grpo", "--max-steps", 4, "--eval-every", 2, "--group-size", 4]
+    found = run_json(*asked, "--trackers", "notes")
+    name, values, *steps, end = Notes.written
+    assert (name, values["max_steps"], end) == ("specdec-train", 4, "end")
+    assert [step for step, _ in steps] == [1, 2, 3, 4]
+    assert [sorted(each) for _, each in steps] == [["loss"], ["loss", "tau"]] * 2
+    assert steps[-1][1] == {"loss": found["loss"], "tau": found["tau"]}
+
+
+@pytest.mark.parametrize("name", ["swanlab", "paper"])
+def test_trackers_that_are_not_there_are_refused(options, run, tmp_path, monkeypatch, name):
+    monkeypatch.setattr("accelerate.tracking._available_trackers", [])
+    refused = run(*options, "--recipe", "hass", "--max-steps", 2, "--trackers", name, code=2).stderr
+    assert name in refused
+    assert not (tmp_path / "drafter").exists()

@@ -19,10 +19,11 @@ from hf_specdec.records import Round
 from hf_specdec.training.continual.mixing import with_replay
 from hf_specdec.training.continual.options import ContinualTraining, OnlineOptions
 from hf_specdec.training.continual.saving import OnlineState, read_state, write_state
-from hf_specdec.training.rcsd import Recording, RoundBook, RoundRecorder
+from hf_specdec.training.continual.stream import train_continually
+from hf_specdec.training.rcsd import Recording, RoundRecorder
 from hf_specdec.training.recipes import RECIPES, Recipe
 from hf_specdec.training.texts import Text
-from hf_specdec.training.trainer import StepLog, train
+from hf_specdec.training.trainer import StepLog
 
 
 __all__ = ["OnlineAdapter"]
@@ -77,7 +78,7 @@ class OnlineAdapter:
         network.check_attached(target)
         self.target, self.network, self.replay = target, network, tuple(replay)
         self.config = config or SpeculativeConfig(drafting="model", length=5)
-        self.recipe = self.continual.recipe(recipe or RECIPES["hass" if isinstance(network, EagleDrafter) else "kl"])
+        self.recipe = recipe or RECIPES["hass" if isinstance(network, EagleDrafter) else "kl"]
         self.reference = network.twin().requires_grad_(False)
         self.enabled, self.pad_token_id = True, pad_token_id
         self.recordings: deque[Recording] = deque(maxlen=self.options.capacity)
@@ -133,20 +134,18 @@ class OnlineAdapter:
             [`DrafterError`]: If the weights would no longer be finite.
         """
         self._refuse_while_busy("update")
-        book = RoundBook([*self.recordings])
-        texts = with_replay(book.texts, self.replay, self.continual.replay_share, self.options.seed + self.num_updates)
-        rounds = RoundBook([*(Recording(text, ()) for text in self.replay), *self.recordings])
         before = _weights(self.network)
         self._is_busy = True
         try:
-            logs = train(
+            logs = train_continually(
                 self.target,
                 self.network,
-                texts,
+                self.recordings,
+                self.replay,
                 self.recipe,
                 self.options.training(self.num_updates),
+                self.continual,
                 accelerator=Accelerator(device_placement=False),
-                rounds=rounds if self.recipe.rounds else None,
                 reference=self.reference,
             )
             _check_finite(self.network)
