@@ -147,6 +147,20 @@ def test_it_learns_when_due_or_asked_and_never_within_a_call(trained):
         adapter.update()
 
 
+def test_it_stays_near_to_the_drafter_that_it_was_made_with(trained):
+    losses = []
+    for weight in (0.0, 1.0):
+        adapter = adapter_for(
+            trained, options=replace(QUICK, every=0, steps=1), continual=ContinualTraining(reference_weight=weight)
+        )
+        live(adapter, trained.new[:1])
+        with torch.no_grad():
+            for parameter in adapter.network.parameters():
+                parameter.mul_(1.5)
+        losses.append(adapter.update()[0].loss)
+    assert losses[1] > losses[0] + 0.01
+
+
 def test_every_0_waits_to_be_asked_and_only_the_newest_texts_are_kept(trained):
     adapter = adapter_for(trained, options=replace(QUICK, every=0, capacity=2))
     live(adapter, trained.new)
