@@ -19,7 +19,7 @@ from transformers import (
 from transformers.generation.configuration_utils import GenerationMode
 
 from hf_specdec._compat import CACHE_KEY, cache_argument, needs_synced_forwards, undecorated_model, user_set
-from hf_specdec.acceptance.tv_budget import TVBudget
+from hf_specdec.acceptance import EarlyExactGuard, RelaxedRule
 from hf_specdec.cache_rows import can_realign
 from hf_specdec.compatibility import check_model
 from hf_specdec.configs import STOCK_OPTIONS, BaseConfig, SelfDraftConfig, load_config, with_stock_options
@@ -28,7 +28,7 @@ from hf_specdec.errors import InvalidConfigError, UnsupportedModelError
 from hf_specdec.loop import Record, Run, speculate
 from hf_specdec.outputs import SpeculativeDecoderOnlyOutput, StepOutputs, TokenStream, result_of, step_outputs
 from hf_specdec.prefix_lm import PrefixLM, read_prompt
-from hf_specdec.records import Round
+from hf_specdec.records import AcceptanceRule, Observer, Round
 from hf_specdec.sequences import Sequences
 from hf_specdec.stats import SpeculativeStats
 from hf_specdec.verify import RandomStreams
@@ -283,9 +283,15 @@ def _may_drop_rows(run: Run, model_kwargs: dict[str, Any]) -> bool:
         not run.lockstep
         and run.sequences.batch_size > 1
         and run.goes_on is None
-        and not isinstance(run.rule, TVBudget)
+        and not _knows_rows(run.rule)
         and not any(isinstance(value, Tensor) for value in by_row)
     )
+
+
+def _knows_rows(rule: AcceptanceRule) -> bool:
+    """Whether a rule may keep something for each row of the batch: it observes rounds, and is none that only counts."""
+    inner = rule.inner if isinstance(rule, EarlyExactGuard) else rule
+    return isinstance(inner, Observer) and not isinstance(inner, RelaxedRule)
 
 
 def _settle(run: Run, keeps_cache: bool) -> None:

@@ -111,8 +111,10 @@ def reinforce(
 
 
 def _advantages(group: Sequence[Episode]) -> Tensor:
-    rewards = torch.tensor([each.reward for each in group])
-    return (rewards - rewards.mean()) / (rewards.std(correction=0) + 1e-6)
+    rewards = torch.tensor(
+        [each.reward for each in group], dtype=torch.float64
+    )  # a mean of equal rewards is equal to them
+    return ((rewards - rewards.mean()) / (rewards.std(correction=0) + 1e-6)).float()
 
 
 def _loss(

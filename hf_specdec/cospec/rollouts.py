@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hf_specdec import SpeculativeConfig
-from hf_specdec.acceptance import ArbitrationPolicy, arbitration_features
+from hf_specdec.acceptance import FEATURES, ArbitrationPolicy, arbitration_features
 from hf_specdec.acceptance.cospec import is_plausible
 from hf_specdec.acceptance.exact import exact_acceptance, exact_replacement
 from hf_specdec.acceptance.gates import allowed, mismatched
@@ -149,6 +149,5 @@ class Rollouts:
 
 
 def _episode(met: list[Decision], reward: float) -> Episode:
-    width = len(met[0].features) if met else 0
-    features = torch.stack([each.features for each in met]) if met else torch.zeros(0, width)
+    features = torch.stack([each.features for each in met]) if met else torch.zeros(0, len(FEATURES))
     return Episode(features, torch.tensor([each.taken for each in met], dtype=torch.bool), reward)

@@ -55,17 +55,20 @@ class LikelihoodReward:
         return math.exp(float(logits.log_softmax(-1).gather(-1, chosen).mean()))
 
 
-# A number, the operation, a number, and what the step says it is.
+_NUMBER, _SIGN = r"\d[\d,]*+(?:\.\d++)?+", r"[-+*/x\u00d7\u00f7]"
+# A number, the operation, a number, and what the step says it is; no part of a longer sum on either side.
 _EQUATION = re.compile(
-    r"(?P<left>\d[\d,]*(?:\.\d+)?)\s*(?P<sign>[-+*/x\u00d7\u00f7])\s*\$?(?P<right>\d[\d,]*(?:\.\d+)?)\s*=\s*\$?(?P<result>-?\d[\d,]*(?:\.\d+)?)"
+    rf"(?:(?<=^[-*] )|(?<![\d.,])(?<!{_SIGN})(?<!{_SIGN}[ $])(?<!{_SIGN} \$))"  # a sign that begins a line is a bullet
+    rf"(?P<left>{_NUMBER})\s*(?P<sign>{_SIGN})\s*\$?(?P<right>{_NUMBER})\s*=\s*\$?(?P<result>-?{_NUMBER})(?!\s*{_SIGN}\s*\$?\d)",
+    re.MULTILINE,
 )
 
 
 @final
 @dataclass(frozen=True)
 class CheckReward:
-    """Arithmetic and form (**ours**): the share of a step's equations that are right, 1 where it states none, 0 for a step
-    without any letter or digit. Results may be rounded to the places that they show."""
+    """Arithmetic and form (**ours**): the share of a step's equations `a + b = c` that are right, 1 where it states none, 0 for
+    a step without any letter or digit. Results may be rounded to the places that they show; longer sums are not judged."""
 
     def __call__(self, step: Step) -> float:
         if re.search(r"\w", step.text) is None:

@@ -18,30 +18,35 @@ __all__ = ["Outcome", "run_program"]
 
 Outcome = Literal["passed", "failed", "timeout"]
 
-_PASSED = 73
+_PASSED, _FAILED, _UNPREPARED = 73, 74, 75
 
-# Runs in the child: limits first, then the program, and a status that no ordinary exit has. What the hook refuses is meant for
+# Runs in the child: limits first, then the program, and statuses that no ordinary exit has. What the hook refuses is meant for
 # accidents of a model, not for an attacker.
 _PRELUDE = f"""
-import os, resource, sys
-path, seconds, megabytes = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-resource.setrlimit(resource.RLIMIT_AS, (megabytes << 20,) * 2)
-resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
-resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20,) * 2)
-resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-source, folder = open(path).read(), os.getcwd()
+import os, sys
+try:
+    import resource
+    path, seconds, megabytes = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    resource.setrlimit(resource.RLIMIT_AS, (megabytes << 20,) * 2)
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20,) * 2)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    source, folder = open(path, encoding="utf-8").read(), os.getcwd()
+except BaseException:
+    os._exit({_UNPREPARED})
 refused = ("socket.", "subprocess.", "os.system", "os.exec", "os.fork", "os.posix_spawn", "os.spawn", "pty.",
            "ctypes.", "os.kill")
 changing = ("os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.chmod", "os.chown", "os.link", "os.symlink", "os.truncate",
             "shutil.")
+moving = ("os.rename", "os.link", "os.symlink")
 
 def hook(event, arguments):
     if event.startswith(refused):
         raise PermissionError(event + " is not allowed here")
     if event.startswith(changing) or (event == "open" and writes(arguments)):
-        place = arguments[0]
-        if isinstance(place, int) or not (os.path.realpath(os.fsdecode(place)) + os.sep).startswith(folder + os.sep):
-            raise PermissionError(event + " outside of the temporary folder")
+        for place in arguments[: 2 if event.startswith(moving) else 1]:
+            if isinstance(place, int) or not (os.path.realpath(os.fsdecode(place)) + os.sep).startswith(folder + os.sep):
+                raise PermissionError(event + " outside of the temporary folder")
 
 def writes(arguments):
     mode, flags = arguments[1], arguments[2]
@@ -52,7 +57,7 @@ try:
     sys.addaudithook(hook)
     exec(compile(source, path, "exec"), {{"__name__": "__main__"}})
 except BaseException:
-    os._exit(1)
+    os._exit({_FAILED})
 os._exit({_PASSED})
 """
 
@@ -72,7 +77,7 @@ def run_program(source: str, *, max_seconds: int = 10, max_megabytes: int = 1024
         `"passed"`, `"failed"` (an exception, an exit of its own, or a limit), or `"timeout"`.
 
     Raises:
-        [`InvalidConfigError`]: If a limit is below 1.
+        [`InvalidConfigError`]: If a limit is below 1, or cannot be set here.
     """
     if max_seconds < 1 or max_megabytes < 1:
         raise InvalidConfigError(f"limits must be at least 1, got {max_seconds} s and {max_megabytes} MB")
@@ -85,11 +90,17 @@ def run_program(source: str, *, max_seconds: int = 10, max_megabytes: int = 1024
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
         try:
-            return "passed" if process.wait(timeout=max_seconds) == _PASSED else "failed"
+            status = process.wait(timeout=max_seconds)
         except subprocess.TimeoutExpired:
             return "timeout"
         finally:
             _kill_group(process)
+    if status == _UNPREPARED:
+        raise InvalidConfigError(
+            f"the sandbox cannot start: its limits ({max_seconds} s, {max_megabytes} MB) are refused or too small, or this "
+            "system has none"
+        )
+    return "passed" if status == _PASSED else "failed"
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:

@@ -5,7 +5,14 @@ import torch
 
 from hf_specdec import CoSpecConfig, InvalidConfigError
 from hf_specdec.acceptance import PolicyNetwork, pair_fingerprint
-from hf_specdec.cospec import CoSpecOptions, ReinforceOptions, Rollouts, label_mismatches, train_cospec
+from hf_specdec.cospec import (
+    CoSpecOptions,
+    ReinforceOptions,
+    Rollouts,
+    label_mismatches,
+    reinforce,
+    train_cospec,
+)
 from tests.toys import noisy_copy, state_of, tiny_llama
 
 
@@ -50,6 +57,20 @@ def test_decisions_are_the_reached_mismatches(pair):
         assert columns == foreign
     assert 0 < taken < sum(map(len, met))
     assert sum(row.events["relaxed_accepted"] for row in stats.rows) == 0  # it is a rule of its own
+
+
+def test_texts_without_a_decision_stand_beside_others(pair):
+    """One prompt is answered alike by both models, another is not; and rows end apart."""
+    model, draft = pair
+    for rows, drafter in ((8, draft), (2, model)):
+        texts, met, _ = rollouts((model, drafter), policy=always(0.5), max_new_tokens=30).decode(1, rows)
+        for text, decisions in zip(texts, met, strict=True):
+            whole = PROMPTS[1] + text
+            columns = {each.column for each in decisions if each.taken}
+            assert columns == {c for c in range(8, len(whole)) if whole[c] != argmax(model, whole[:c])}
+    episodes = [*rollouts((model, model))(0, 1), *rollouts(pair)(0, 1)]
+    assert [len(each.taken) > 0 for each in episodes] == [False, True]
+    list(reinforce(PolicyNetwork(4), lambda prompt, number: episodes, 1, ReinforceOptions(num_steps=1, group_size=2)))
 
 
 def test_without_a_policy_the_text_is_the_targets(pair):

@@ -103,6 +103,10 @@ def test_the_likelihood_is_the_geometric_mean(pair):
         ("No numbers here.", 1.0),
         ("\n\n", 0.0),
         ("3 - 5 = -2", 1.0),
+        ("10 + 20 + 30 = 60, and 2 * 3 + 4 = 10", 1.0),  # "20 + 30 = 60" is none of them
+        ("2 + 3 = 1 + 4, and 16 / 2 = 1", 0.0),
+        ("It falls by -5 + 3 = -2 degrees.", 1.0),
+        ("Sum:\n- 3 + 4 = 8", 0.0),
     ],
 )
 def test_arithmetic_is_checked(text, reward):

@@ -8,6 +8,7 @@ import pytest
 from hf_specdec import InvalidConfigError
 from hf_specdec.quality import Problem, judge_code, read_problems, run_program
 from hf_specdec.quality.humaneval import code_prompt, program_of
+from hf_specdec.quality.sandbox import _PRELUDE
 
 
 @pytest.mark.parametrize(
@@ -18,6 +19,7 @@ from hf_specdec.quality.humaneval import code_prompt, program_of
         ("def f(:", "failed"),
         ("raise SystemExit(0)", "failed"),  # an early way out is no pass
         ("import os\nos._exit(0)", "failed"),
+        ("import os\nos._exit(1)", "failed"),
         ("x = bytearray(1 << 30)", "failed"),
         ("import socket\nsocket.socket().connect(('127.0.0.1', 9))", "failed"),
         ("import subprocess\nsubprocess.run(['true'])", "failed"),
@@ -41,9 +43,14 @@ def test_files_elsewhere_are_safe(tmp_path):
         f"import os; os.remove({str(kept)!r})",
         f"import os; os.open({str(kept)!r}, os.O_WRONLY | os.O_TRUNC)",
         f"import shutil; shutil.rmtree({str(tmp_path)!r})",
+        f"import os; open('x', 'w').close(); os.replace('x', {str(kept)!r})",
+        f"import os; open('x', 'w').close(); os.link('x', {str(tmp_path / 'new')!r})",
+        f"import os; os.symlink('x', {str(tmp_path / 'new')!r})",
     ):
         assert run_program(action, max_seconds=20) == "failed"
     assert kept.read_text() == "mine"
+    assert list(tmp_path.iterdir()) == [kept]
+    assert run_program("import os; open('x', 'w').close(); os.rename('x', 'y'); os.symlink('y', 'z')") == "passed"
 
 
 def test_a_loop_ends_at_the_time_limit_and_nothing_is_left():
@@ -57,6 +64,14 @@ def test_a_loop_ends_at_the_time_limit_and_nothing_is_left():
 def test_limits_of_nothing_are_refused():
     with pytest.raises(InvalidConfigError, match="at least 1"):
         run_program("", max_seconds=0)
+
+
+def test_a_sandbox_that_cannot_be_set_up_is_no_failed_program(monkeypatch):
+    monkeypatch.setattr(
+        "hf_specdec.quality.sandbox._PRELUDE", _PRELUDE.replace("RLIMIT_AS", "RLIMIT_OF_ANOTHER_SYSTEM")
+    )
+    with pytest.raises(InvalidConfigError, match="cannot start"):
+        run_program("")
 
 
 # --- answers --------------------------------------------------------------------------------------------------------

@@ -116,6 +116,21 @@ def test_sampled_texts_are_those_of_the_wrapped_rule():
     assert torch.equal(*texts)
 
 
+def test_rows_that_end_apart_are_recorded_as_alone():
+    target = small_target()
+    network = drafter_for(target, "eagle")
+    together, recordings = RoundRecorder(), []
+    ids = prompts(8, columns=6)["input_ids"]
+    for part, recorder in [(ids, together), *((row[None], RoundRecorder()) for row in ids)]:
+        config = SpeculativeConfig(acceptance=recorder, drafting="model", length=3, on_drafter_error="raise")
+        options = {"assistant_model": network, "speculative_config": config, "round_callback": recorder}
+        target.generate(part, attention_mask=torch.ones_like(part), do_sample=False, max_new_tokens=24, **options)
+        recorder.close()
+        recordings += recorder.recordings
+    assert recordings[:8] == recordings[8:]
+    assert len({len(each.rounds) for each in together.recordings}) > 1
+
+
 def test_a_relaxed_rule_keeps_its_name_and_its_acceptance():
     rule = Nucleus()
     recorder = RoundRecorder(rule=rule)
