@@ -138,8 +138,7 @@ def drafting_of(
     self_draft = self_draft_of(config, assistant, model)
     if self_draft is not None:
         gate = self_draft.gate(model, generation_config, synced_gpus)
-        twin_for = _twin_for(config, model, generation_config, tokenizer)
-        return _self_drafting(self_draft, model, gate, settings, twin_for)
+        return _self_drafting(self_draft, model, gate, settings, _twin_for(config, model, generation_config, tokenizer))
     if isinstance(assistant, str | PathLike):
         assistant = load_assistant(assistant, model)
     is_model = isinstance(assistant, nn.Module)
