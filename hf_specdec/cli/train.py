@@ -234,6 +234,7 @@ def _run(
             resume=resume,
             evaluate=evaluate,
             on_step=on_step,
+            on_recorded=show,
         )
     export_drafter(network, out)
     loss = logs[-1].loss if logs else None

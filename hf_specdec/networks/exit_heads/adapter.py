@@ -113,9 +113,10 @@ class ExitAdapter(PreTrainedModel):
         if module is self.map:
             nn.init.eye_(module.weight)
             nn.init.zeros_(module.bias)
-        elif module in (self.layer.self_attn.o_proj, self.layer.mlp.down_proj):
-            nn.init.zeros_(module.weight)
         elif isinstance(module, nn.Linear):
-            module.reset_parameters()
+            if module in (self.layer.self_attn.o_proj, self.layer.mlp.down_proj):
+                nn.init.zeros_(module.weight)
+            else:
+                module.reset_parameters()
         else:
             super()._init_weights(module)

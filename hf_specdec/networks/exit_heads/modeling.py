@@ -83,7 +83,7 @@ class ExitHeads(PreTrainedModel):
         config, identity = inner.config.get_text_config(decoder=True), TargetIdentity.of(inner, tokenizer)
         bias, qk_norm = (f"self_attn.{name}" in layers[0].state_dict() for name in ("q_proj.bias", "q_norm.weight"))
         shape = layer_options(config) | {"attention_bias": bias, "qk_norm": qk_norm} if kind == "adapter" else None
-        options = {"target_tokenizer": identity.tokenizer, "target_weights": identity.weights}
+        options: dict[str, Any] = {"target_tokenizer": identity.tokenizer, "target_weights": identity.weights}
         heads = cls(
             ExitHeadsConfig(
                 kind, list(exit_layers), config.hidden_size, shape, identity.name, **({} if kind == "raw" else options)
