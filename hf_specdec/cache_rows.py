@@ -57,12 +57,18 @@ def realign(cache: Cache, shift: Tensor, width: int, new_width: int, needed_colu
 
 
 def select_rows(cache: Cache, rows: Tensor, width: int) -> None:
-    """Keeps only `rows` (`(kept,)`) of the cache, in place, and of them the last `width` columns: none holds more."""
+    """Keeps only `rows` (`(kept,)`) of the cache, in place, and of them the last `width` columns: none holds more.
+
+    All rows of a cache that cannot be realigned hold equally many.
+    """
+    cache.batch_select_indices(rows)
+    if not can_realign(cache):
+        return
     for layer in cache.layers:
         if getattr(layer, "keys", None) is None or layer.keys.numel() == 0:
             continue
-        kept, first = rows.to(layer.keys.device), max(0, layer.keys.shape[-2] - width)
-        layer.keys, layer.values = layer.keys[kept, :, first:], layer.values[kept, :, first:]
+        first = max(0, layer.keys.shape[-2] - width)
+        layer.keys, layer.values = layer.keys[:, :, first:], layer.values[:, :, first:]
         if isinstance(layer, DynamicSlidingWindowLayer):
             layer.cumulative_length = width
 

@@ -100,8 +100,16 @@ class Drafting:
         if self.gate is not None:
             self.gate.install(cache)
         run.drafter = self.make(run)
+        run.give_up = partial(self._give_up, run.target)
         can_drop = self.gate is None and isinstance(run.drafter, DropsRows) and run.drafter.can_drop_rows
         run.drops_rows = run.drops_rows and can_drop
+
+    def _give_up(self, target: PrefixLM) -> None:
+        """Keeps nothing more of the target's hidden states for a drafter that has failed."""
+        if self.features is not None:
+            self.features.stop()
+        if isinstance(target, LayeredLM):
+            target.on_pass = None
 
     def stop(self) -> None:
         """Leaves the model as it was."""

@@ -160,6 +160,10 @@ class FeatureStore:
         if self._states is not None:
             self._states, self._known = self._states[kept.to(self._states.device)], self._known[kept]
 
+    def clear(self) -> None:
+        """Forgets everything."""
+        self._states, self._known = None, torch.zeros_like(self._known)
+
     def drop_before(self, column: int) -> None:
         """Forgets the features of all columns before `column`."""
         if self._states is not None and column > self.first_column:
@@ -188,6 +192,7 @@ class TargetFeatures:
         self.store = FeatureStore()
         self.start = 0
         self._target: PrefixLM | None = None
+        self._stopped = False
 
     @contextmanager
     def of_prompt(self, prompt_columns: int) -> Iterator[None]:
@@ -203,6 +208,8 @@ class TargetFeatures:
         """The target's forward call, with its features stored."""
 
         def watched(**inputs: Any) -> Any:
+            if self._stopped:
+                return forward(**inputs)
             with self.tap.capture() as captured:
                 outputs = forward(**inputs)
             if self._target is None:
@@ -215,6 +222,11 @@ class TargetFeatures:
     def follow(self, target: PrefixLM) -> None:
         """Says whose forward call [`~TargetFeatures.around`] wraps; it knows the columns that were fed."""
         self._target = target
+
+    def stop(self) -> None:
+        """Stores nothing more: the drafter that read it is gone."""
+        self._stopped = True
+        self.store.clear()
 
 
 def _layers(decoder: nn.Module, num_layers: int, name: str) -> nn.ModuleList:

@@ -80,7 +80,7 @@ class LayeredLM(PrefixLM):
         try:
             if window.prepared is not None and ids.shape[1] <= window.prepared.width and self._ends is not None:
                 logits = self._rise(window.prepared, self._ends, ids, depth, transform)
-            elif window.prepared is None and self._may_prepare and ids.shape[1] < ahead:
+            elif window.prepared is None and ids.shape[1] < ahead and self._may_climb_ahead(ahead):
                 logits = self._climb_ahead(window, ids, depth, transform, ahead)
             else:
                 with self.gate.passing(depth, transform):
@@ -113,6 +113,14 @@ class LayeredLM(PrefixLM):
         with only_visible_entries(self._cache):
             newest = self.gate.rise(ends.embedding(ids.to(self.device)), depth, prepared)
         return ends.logits(newest if transform is None else transform(newest))
+
+    def _may_climb_ahead(self, ahead: int) -> bool:
+        """Whether every row has that many positions left, be it that it will not use them."""
+        positions = getattr(
+            undecorated_model(self.model).config.get_text_config(decoder=True), "max_position_embeddings", None
+        )
+        needed = self.hidden_columns + int(self._num_held.max()) + ahead
+        return self._may_prepare and (positions is None or needed <= positions)
 
     def _climb_ahead(self, window: Window, ids: Tensor, depth: int, transform: Transform | None, ahead: int) -> Tensor:
         """A climb by the model itself, called with as many columns as the round may have."""

@@ -87,6 +87,7 @@ class Run:
             them and the number of columns cached before them, for hidden states and attentions.
         drops_rows (`bool`): Rows that have finished leave the batch. Only where rows advance on their own, nobody wants the
             cache, and the drafter can do it.
+        give_up (`Callable`, *optional*): Called when a drafter has failed, to keep nothing more for it.
         goes_on (`Callable`, *optional*): Told whether this process has unfinished rows, says whether any process has; then
             all run forward passes until every one has finished.
     """
@@ -107,6 +108,7 @@ class Run:
     record: Record = field(default_factory=Record)
     observe_outputs: Any = None
     drops_rows: bool = False
+    give_up: Callable[[], None] | None = None
     goes_on: Callable[[bool], bool] | None = None
 
     def keep_rows(self, kept: Tensor) -> None:
@@ -214,6 +216,8 @@ def _propose(run: Run, budget: Budget) -> tuple[Draft, str | None]:
         problem = f"the drafter {type(run.drafter).__name__} failed: {type(error).__name__}: {error}"
         logger.warning("%s. Decoding goes on without drafts.", problem)
         run.drafter = None
+        if run.give_up is not None:
+            run.give_up()
         return Draft.empty(texts.batch_size), problem
 
 

@@ -36,17 +36,25 @@ class Cut:
     keys: int
 
     def __call__(self, value: Any) -> Any:
+        rows = self._rows(value)
+        if not isinstance(value, Tensor):  # tuples are rotary embeddings, which may be as wide as there are keys
+            return rows
+        known = self.keys - (self.width - self.columns)
+        if value.ndim == 4 and value.shape[-2:] == (self.width, self.keys):
+            return rows[..., known - self.visible : known]
+        if self.columns < self.width and value.ndim == 3 and value.shape[-2:] == (1, self.keys):
+            return value[..., :known]  # ALiBi: a bias for each key
+        return rows
+
+    def _rows(self, value: Any) -> Any:
+        """What of a value is about the pending columns."""
         if isinstance(value, tuple | list):
-            return type(value)(map(self, value))
+            return type(value)(map(self._rows, value))
         if not isinstance(value, Tensor):
             return value
         here = slice(self.columns - self.pending, self.columns)
         if value.ndim == 4 and value.shape[-2] == self.width:
-            rows = value[..., here, :]
-            if value.shape[-1] != self.keys:
-                return rows
-            known = self.keys - (self.width - self.columns)
-            return rows[..., known - self.visible : known]
+            return value[..., here, :]
         if not value.is_floating_point() and not value.is_complex():
             return value[..., here] if value.shape[-1:] == (self.width,) else value
         return value[:, here] if value.ndim == 3 and value.shape[1] == self.width else value

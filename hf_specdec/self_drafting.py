@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from transformers import GenerationConfig
@@ -22,6 +24,7 @@ from hf_specdec.prefix_lm import PrefixLM
 __all__ = ["SelfDraft", "self_draft_of"]
 
 _ATTENTIONS = ("eager", "sdpa")
+_LOADED: weakref.WeakKeyDictionary[Any, dict[Any, ExitHeads]] = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -112,5 +115,17 @@ def self_draft_of(config: BaseConfig, assistant: Any, model: Any) -> SelfDraft |
     if config.exit_heads is not None:
         if heads is not None:
             raise InvalidConfigError("exit_heads of the config and exit heads as assistant_model: pass one of them")
-        heads = ExitHeads.from_pretrained(config.exit_heads, dtype=model.dtype, use_safetensors=True).to(model.device)
+        heads = _load_heads(config.exit_heads, model)
     return SelfDraft(config, heads, config.ngram_size if config.drafting == "hybrid" else None)
+
+
+def _load_heads(name: str, model: Any) -> ExitHeads:
+    """The heads of a path or Hub id, read once for each model, and again when their folder has changed."""
+    folder = Path(name) / "config.json"
+    key = (name, folder.stat().st_mtime_ns if folder.is_file() else 0, model.dtype, model.device)
+    known = _LOADED.setdefault(undecorated_model(model), {})
+    if key not in known:
+        heads = ExitHeads.from_pretrained(name, dtype=model.dtype, use_safetensors=True)
+        known.clear()
+        known[key] = heads.to(model.device)
+    return known[key]

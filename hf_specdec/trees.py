@@ -1,8 +1,8 @@
-"""Trees of drafted tokens: how a dynamic tree grows, what its nodes see, and the laws of judging siblings."""
+"""Trees of drafted tokens: how a dynamic tree grows, and what its nodes see."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +12,7 @@ from hf_specdec.errors import DrafterError, InvalidConfigError
 from hf_specdec.records import Draft
 
 
-__all__ = ["TreeShape", "acceptance_steps", "ancestors", "children_of", "grow_tree", "sampled_child"]
+__all__ = ["TreeShape", "ancestors", "children_of", "grow_tree"]
 
 
 @dataclass(frozen=True)
@@ -127,47 +127,3 @@ def children_of(draft: Draft, row: int) -> Mapping[tuple[int, int], int]:
     number = int(draft.lengths[row])
     keys = zip(draft.parents[row, :number].tolist(), draft.tokens[row, :number].tolist(), strict=True)
     return {key: node for node, key in reversed([*enumerate(keys)])}
-
-
-def acceptance_steps(
-    p: Tensor, q: Tensor, candidates: Sequence[int], *, replacement: bool
-) -> Iterator[tuple[float, Tensor]]:
-    """Recursive rejection over siblings (SpecInfer, arXiv 2305.09781; without replacement as in arXiv 2402.14160).
-
-    Args:
-        p (`torch.FloatTensor` of shape `(vocab,)`): The target's law at the parent.
-        q (`torch.FloatTensor` of shape `(vocab,)`): The draft's law, from which the siblings were drawn in this order.
-        candidates (`Sequence[int]`): The siblings' tokens.
-        replacement (`bool`): Whether they were drawn with replacement.
-
-    Yields:
-        For each sibling, the probability that it is accepted once all before it were rejected, and the law of the token if it
-        is rejected too.
-    """
-    if not replacement and len(set(candidates)) < len(candidates):
-        raise ValueError(f"siblings drawn without replacement are distinct, got {list(candidates)}")
-    for token in candidates:
-        accepted = min(1.0, float(p[token] / q[token])) if q[token] > 0 else 0.0
-        rest = (p - q).clamp(min=0)
-        # Where p equals q nothing is ever rejected, and the law that follows a rejection is of no account.
-        p = rest / rest.sum() if rest.sum() > 0 else p
-        yield accepted, p
-        if not replacement:
-            q = q.index_fill(0, torch.tensor([token], device=q.device), 0)
-            q = q / q.sum() if q.sum() > 0 else q
-
-
-def sampled_child(
-    p: Tensor, q: Tensor, candidates: Sequence[int], dice: Sequence[float], *, replacement: bool
-) -> tuple[int | None, Tensor]:
-    """Which sibling is accepted, and the law that the next token is drawn from if none is.
-
-    Args:
-        p, q, candidates, replacement: As for [`acceptance_steps`].
-        dice (`Sequence[float]`): For each sibling a number that is uniform in `[0, 1)`.
-    """
-    law = p
-    for index, (accepted, law) in enumerate(acceptance_steps(p, q, candidates, replacement=replacement)):
-        if dice[index] < accepted:
-            return index, law
-    return None, law

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 import hf_specdec.loop
-from hf_specdec import EASDConfig, ExactConfig, RCSDConfig, TreeShape
+from hf_specdec import DrafterError, EASDConfig, ExactConfig, RCSDConfig, TreeShape
+from hf_specdec.drafters.head_states import HeadStates
 from hf_specdec.live_rows import worth_leaving
 from tests.families import FAMILIES
 from tests.networks import drafter_for
@@ -171,3 +172,44 @@ def test_an_eighth_of_the_rows_is_worth_it():
     rows[5] = False
     assert worth_leaving(rows)
     assert not worth_leaving(torch.zeros(16, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("tree", [None, TreeShape(depth=4, top_k=3, total_nodes=9)], ids=["chain", "tree"])
+def test_a_drafter_that_fails_takes_nothing_along(tree, monkeypatch):
+    """Rows leave after the failure of a drafter that reads hidden states; nobody reads them any more, nor keeps them."""
+    model, network = attending_pair()
+    inputs = prompts(NUM_ROWS, columns=9)
+    inputs["input_ids"].scatter_(1, inputs["attention_mask"].argmax(-1, keepdim=True), FIRST)
+    options = {"do_sample": False, "max_new_tokens": 30, "eos_token_id": EOS, "pad_token_id": 0}
+    stores, sizes, stats = [], [], []
+
+    def failing(self, context, open_rows):
+        stores.append(self.features.store)
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(HeadStates, "first_logits", failing)
+    hook = model.get_input_embeddings().register_forward_hook(lambda *each: sizes.append(len(each[2])))
+    texts = model.generate(
+        **inputs, **options, assistant_model=network, stats_callback=stats.append,
+        speculative_config=RCSDConfig(steps=4, tree=tree, on_drafter_error="continue"),
+    )  # fmt: skip
+    hook.remove()
+    assert sizes[-1] < NUM_ROWS
+    assert len(stores) == stats[0].events["drafter_failed"] == 1
+    assert torch.equal(texts, model.generate(**inputs, **options))
+    with pytest.raises(DrafterError, match="are not known"):
+        stores[0].take(torch.full((NUM_ROWS, 1), 9))
+
+
+def test_drafters_whose_cache_holds_more_than_keys():
+    """A sparse attention's index keys have rows as well."""
+    model, draft = tiny_llama(), FAMILIES["deepseek_v32"].build("eager", seed=0)
+    options = {"do_sample": False, "max_new_tokens": 40, "eos_token_id": EOS, "pad_token_id": 0}
+    sizes = []
+    hook = draft.get_input_embeddings().register_forward_hook(lambda *each: sizes.append(len(each[2])))
+    texts = model.generate(
+        **prompts(NUM_ROWS, columns=9), **options, assistant_model=draft, speculative_config=CONFIGS["model"]
+    )
+    hook.remove()
+    assert sizes[-1] < NUM_ROWS
+    assert torch.equal(texts, plain(model))

@@ -1,14 +1,11 @@
-"""Trees: the dynamic one against brute force, and the laws of verification by enumeration."""
-
-from itertools import permutations, product
-from math import prod
+"""Trees: the dynamic one against brute force, and what its nodes see."""
 
 import pytest
 import torch
 
 from hf_specdec import DrafterError, InvalidConfigError
 from hf_specdec.records import Budget, Context, Draft
-from hf_specdec.trees import TreeShape, acceptance_steps, ancestors, children_of, grow_tree, sampled_child
+from hf_specdec.trees import TreeShape, ancestors, children_of, grow_tree
 
 
 VOCAB = 4
@@ -137,61 +134,3 @@ def test_a_budget_limits_the_longest_path():
     assert draft.check(context, Budget(torch.tensor([2])), 8) is draft
     with pytest.raises(DrafterError, match="longer than its budget"):
         draft.check(context, Budget(torch.tensor([1])), 8)
-
-
-def draw_probability(q, candidates, replacement):
-    """Of drawing these siblings in this order."""
-    if replacement:
-        return prod(float(q[token]) for token in candidates)
-    probability, left = 1.0, 1.0
-    for token in candidates:
-        probability *= float(q[token]) / left
-        left -= float(q[token])
-    return probability
-
-
-def emitted_law(p, q, width, replacement):
-    total = torch.zeros_like(p)
-    draws = product(range(len(p)), repeat=width) if replacement else permutations(range(len(p)), width)
-    for candidates in draws:
-        reached = draw_probability(q, candidates, replacement)
-        rest = p
-        steps = acceptance_steps(p, q, candidates, replacement=replacement)
-        for token, (accepted, rest) in zip(candidates, steps, strict=True):  # noqa: B007 (the last one is used)
-            total[token] += reached * accepted
-            reached *= 1 - accepted
-        total += reached * rest
-    return total
-
-
-@pytest.mark.parametrize("replacement", [True, False])
-@pytest.mark.parametrize("width", [1, 2, 3])
-@pytest.mark.parametrize("seed", range(6))
-def test_recursive_rejection_keeps_the_law(replacement, width, seed):
-    p, q = law(seed), law(seed, 1, sharpness=3.0)
-    if seed == 1:
-        q = p
-    if seed == 2:
-        p = torch.tensor([0.0, 0.7, 0.3, 0.0], dtype=torch.float64)
-    if seed == 3:
-        q = torch.tensor([0.25, 0.25, 0.5, 0.0], dtype=torch.float64)
-        width = min(width, 2) if not replacement else width
-    torch.testing.assert_close(emitted_law(p, q, width, replacement), p, atol=1e-12, rtol=0)
-
-
-@pytest.mark.parametrize("replacement", [True, False])
-def test_the_dice_decide_as_the_steps_say(replacement):
-    p, q, candidates = law(3), law(4), (2, 0, 1)
-    steps = list(acceptance_steps(p, q, candidates, replacement=replacement))
-    for wanted in (0, 1, 2, None):
-        dice = [each - 1e-9 if index == wanted else each for index, (each, _) in enumerate(steps)]
-        first = next((index for index, each in enumerate(dice) if each < steps[index][0]), None)
-        index, rest = sampled_child(p, q, candidates, dice, replacement=replacement)
-        assert index == first == wanted
-        if wanted is None:
-            assert torch.equal(rest, steps[-1][1])
-
-
-def test_siblings_without_replacement_are_distinct():
-    with pytest.raises(ValueError, match="distinct"):
-        list(acceptance_steps(law(1), law(2), (1, 1), replacement=False))

@@ -10,6 +10,7 @@ from torch import Tensor
 from hf_specdec.acceptance.emission import emitted_law
 from hf_specdec.acceptance.exact import exact_acceptance, exact_replacement
 from hf_specdec.acceptance.relaxed import check_range
+from hf_specdec.acceptance.tv_budget import TVBudget
 from hf_specdec.errors import InvalidConfigError
 from hf_specdec.records import AcceptanceRule, Evidence, Judged, Observer, Outcome
 
@@ -46,6 +47,10 @@ class EarlyExactGuard:
     def __post_init__(self) -> None:
         if isinstance(self.inner, EarlyExactGuard):
             raise InvalidConfigError("the rule is guarded already: set the length of that guard")
+        if isinstance(self.inner, TVBudget):  # its ledger would outlive the run
+            raise InvalidConfigError(
+                "a TVBudget serves one run: guard its rule, and pass max_step_tv=... and tv_budget=... to the config"
+            )
         if isinstance(self.length, bool) or not isinstance(self.length, int) or self.length < 0:
             raise InvalidConfigError(f"length must be an integer of at least 0 (in tokens), got {self.length!r}")
         if self.schedule not in ("step", "linear", "power"):

@@ -309,6 +309,8 @@ def test_limits_that_are_none_are_refused(options, message):
 def test_a_budget_is_an_option_and_no_rule_of_a_config(tmp_path):
     with pytest.raises(InvalidConfigError, match="serves one run"):
         SpeculativeConfig(acceptance=TVBudget(TopK()))
+    with pytest.raises(InvalidConfigError, match="serves one run"):  # from which the config could not tell it
+        EarlyExactGuard(TVBudget(TopK()))
     with pytest.raises(InvalidConfigError, match="has a budget already"):
         TVBudget(TVBudget(TopK()))
     config = NucleusConfig(max_step_tv=0.25, tv_budget=2.0, diagnostics=True)

@@ -114,9 +114,8 @@ class ExitAdapter(PreTrainedModel):
             nn.init.eye_(module.weight)
             nn.init.zeros_(module.bias)
         elif isinstance(module, nn.Linear):
+            module.reset_parameters()
             if module in (self.layer.self_attn.o_proj, self.layer.mlp.down_proj):
                 nn.init.zeros_(module.weight)
-            else:
-                module.reset_parameters()
         else:
             super()._init_weights(module)

@@ -1,11 +1,13 @@
 """Fitting exit heads: the closed form, the gradient descent, and going on where a run was stopped."""
 
 import copy
+import os
 
 import pytest
 import torch
 
-from hf_specdec import ConstantLength, ExitHeads, InvalidConfigError, SelfDraftConfig
+from hf_specdec import ConstantLength, ExitHeads, IncompatibleDraftError, InvalidConfigError, SelfDraftConfig
+from hf_specdec.layered_lm import LayeredLM
 from hf_specdec.training.checkpoints import latest_checkpoint
 from hf_specdec.training.exit_heads import (
     FitOptions,
@@ -150,6 +152,30 @@ def test_a_stopped_regression_goes_on(model, texts, tmp_path, monkeypatch):
         fit_exit_heads(model, texts, [1], options("linear"), out=tmp_path, resume=True)
 
 
+def test_an_adapter_says_what_it_says_without_any_cache(model, texts, monkeypatch):
+    """Its keys and values are those of the committed text, whatever was drafted, rejected or never climbed to it."""
+    heads = fit_exit_heads(model, texts, EXITS, options("adapter", max_tokens=60))
+    observer, original, depths = Observer(model, EXITS), LayeredLM.climb, []
+
+    def climb(lm, tokens, lengths, depth, *others):
+        logits = original(lm, tokens, lengths, depth, *others)
+        seen = observer.observe(Text(tuple(tokens[0, : int(lengths[0])].tolist()), 0))
+        with torch.no_grad():
+            expected = observer.readout(heads(seen.states[depth], layer=depth))[:, -1]
+        torch.testing.assert_close(logits, expected, rtol=1e-3, atol=1e-3)
+        depths.append(depth)
+        return logits
+
+    monkeypatch.setattr(LayeredLM, "climb", climb)
+    config = SelfDraftConfig(confidence_threshold=0.15, length=ConstantLength(2), on_drafter_error="raise")
+    asked = {"max_new_tokens": 40, "do_sample": False, "pad_token_id": 0}
+    out = model.generate(
+        **prompts(), **asked, assistant_model=heads, speculative_config=config, return_dict_in_generate=True
+    )
+    assert set(depths) == set(EXITS)
+    assert 0 < out.speculative_stats.num_accepted_tokens < out.speculative_stats.num_draft_tokens
+
+
 @pytest.mark.parametrize("batch_size", [1, 3])
 def test_a_fitted_adapter_drafts_what_it_says_without_any_cache(model, texts, batch_size):
     """Whatever was rejected in between: each draft is the argmax of the adapter on the whole text."""
@@ -201,23 +227,26 @@ def _foretold(observer, heads, config, text, inputs, row, rounds):
     return counts
 
 
-def test_heads_of_another_model_are_refused(model, texts, tmp_path):
+def test_heads_of_another_model_are_refused(model, texts, tmp_path, monkeypatch):
     heads = fit_exit_heads(model, texts, EXITS, options("linear"), out=tmp_path)
-    other = copy.deepcopy(tiny_llama(seed=5, layers=6))
+    other, read = copy.deepcopy(tiny_llama(seed=5, layers=6)), []
+    load = ExitHeads.from_pretrained
+    monkeypatch.setattr(
+        ExitHeads, "from_pretrained", lambda *args, **options: read.append(args) or load(*args, **options)
+    )
     asked = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0}
     for given in (
         {"assistant_model": heads, "speculative_config": SelfDraftConfig()},
         {"speculative_config": SelfDraftConfig(exit_heads=str(tmp_path))},
     ):
         model.generate(**prompts(), **asked, **given)
-        with pytest.raises(hf_error(), match="base weights"):
+        with pytest.raises(IncompatibleDraftError, match="base weights"):
             other.generate(**prompts(), **asked, **given)
-
-
-def hf_error():
-    from hf_specdec import IncompatibleDraftError
-
-    return IncompatibleDraftError
+    model.generate(**prompts(), **asked, **given)
+    assert len(read) == 2, "once for each model"
+    os.utime(tmp_path / "config.json", ns=(1, 1))
+    model.generate(**prompts(), **asked, **given)
+    assert len(read) == 3, "and again when they have changed"
 
 
 def test_the_card_shows_what_was_measured(model, texts, tmp_path):
