@@ -181,9 +181,6 @@ def _run(
     draft_vocab_size: int | None,
     max_tokens: int | None,
 ) -> dict[str, Any]:
-    import torch
-
-    from hf_specdec.networks import AutoDrafter
     from hf_specdec.networks.export import export_drafter
     from hf_specdec.training.acceptance import acceptance_lengths
     from hf_specdec.training.answers import answer_prompts
@@ -195,19 +192,7 @@ def _run(
         file = out / "answers.jsonl"
         texts = answer_prompts(models.target, sides[False], file, max_new_tokens=max_new_tokens, on_answer=show)
     texts = texts if max_tokens is None else cut_texts(texts, max_tokens)
-    with torch.random.fork_rng():
-        torch.manual_seed(options.seed)
-        network = (
-            AutoDrafter.from_target(
-                models.target,
-                stages[0].family,
-                draft_token_ids=None if draft_vocab_size is None else _frequent(models.target, texts, draft_vocab_size),
-                tokenizer=models.tokenizer,
-                dtype=torch.float32,
-            )
-            if start is None
-            else AutoDrafter.from_pretrained(start, target=models.target, dtype=torch.float32)
-        )
+    network = _network(models, texts, stages[0].family, options.seed, start, draft_vocab_size)
 
     def evaluate() -> dict[str, float]:
         found = acceptance_lengths(models.target, network, sides[True], steps=steps, max_new_tokens=max_new_tokens)
@@ -234,6 +219,7 @@ def _run(
             resume=resume,
             evaluate=evaluate,
             on_step=on_step,
+            on_recorded=show,
         )
     export_drafter(network, out)
     loss = logs[-1].loss if logs else None
@@ -243,6 +229,24 @@ def _run(
         "loss": loss,
         "tau": (logs[-1].evaluation if logs else evaluate())["tau"],
     }
+
+
+def _network(
+    models: Any, texts: list[Any], family: str, seed: int, start: Path | None, draft_vocab_size: int | None
+) -> Any:
+    """The drafter of `--start`, or a new one."""
+    import torch
+
+    from hf_specdec.networks import AutoDrafter
+
+    if start is not None:
+        return AutoDrafter.from_pretrained(start, target=models.target, dtype=torch.float32)
+    known = None if draft_vocab_size is None else _frequent(models.target, texts, draft_vocab_size)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return AutoDrafter.from_target(
+            models.target, family, draft_token_ids=known, tokenizer=models.tokenizer, dtype=torch.float32
+        )
 
 
 def _frequent(target: Any, texts: list[Any], size: int) -> Any:
