@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from os import PathLike
 from typing import Any
 
 from torch import Tensor, nn
@@ -32,7 +33,7 @@ from hf_specdec.networks import DraftNetwork
 from hf_specdec.prefix_lm import PrefixLM
 from hf_specdec.records import DropsRows
 from hf_specdec.reduced_head import assistant_drafter, reduced_twins
-from hf_specdec.self_drafting import self_draft_of
+from hf_specdec.self_drafting import SelfDraft, self_draft_of
 from hf_specdec.stats import SpeculativeStats
 from hf_specdec.tree_lm import TreeLM, check_tree_target
 from hf_specdec.warping import only_row_independent
@@ -137,30 +138,15 @@ def drafting_of(
     self_draft = self_draft_of(config, assistant, model)
     if self_draft is not None:
         gate = self_draft.gate(model, generation_config, synced_gpus)
-        states = self_draft.prompt_states(model, gate)
-        return Drafting(
-            lambda run: self_draft.drafter(settings(run), run.target, states),
-            gate=gate,
-            prompt_states=tuple(states.values()),
-            twin_for=_twin_for(config, model, generation_config, tokenizer),
-        )
-    if isinstance(assistant, str) or hasattr(assistant, "__fspath__"):
+        return _self_drafting(self_draft, model, gate, settings, _twin_for(config, model, generation_config, tokenizer))
+    if isinstance(assistant, str | PathLike):
         assistant = load_assistant(assistant, model)
     is_model = isinstance(assistant, nn.Module)
     _check(model, assistant, tokenizer, assistant_tokenizer, stats)
     if is_model:
         config.check_models(model, assistant)
     network = assistant if isinstance(assistant, DraftNetwork) else None
-    if network is None and config.tree_shape is not None:
-        raise InvalidConfigError(
-            "tree=... needs a drafter network as assistant_model, which AutoDrafter.from_pretrained loads; got "
-            f"{type(assistant).__name__}"
-        )
-    if network is not None and config.draft_vocabulary is not None:
-        raise InvalidConfigError(
-            f"draft_vocabulary reduces the head of a causal LM, and {type(network).__name__} has a draft vocabulary of its "
-            "own: drop it"
-        )
+    _check_options(config, assistant, network)
     make_assistant = assistant_drafter(None if network is not None else assistant, config.draft_vocabulary, tokenizer)
     if assistant is not None and not is_model:
         return Drafting(lambda run: assistant(settings(run)))
@@ -181,6 +167,36 @@ def drafting_of(
         return drafter if choice == "model" else HybridDrafter(settings(run), ngram, drafter)
 
     return Drafting(make, features=features, trees=config.tree_shape is not None)
+
+
+def _self_drafting(
+    self_draft: SelfDraft,
+    model: PreTrainedModel,
+    gate: LayerGate,
+    settings: Callable[[Run], DraftSettings],
+    twin_for: Callable[[Tensor], tuple[Any, Tensor]] | None,
+) -> Drafting:
+    states = self_draft.prompt_states(model, gate)
+    return Drafting(
+        lambda run: self_draft.drafter(settings(run), run.target, states),
+        gate=gate,
+        prompt_states=tuple(states.values()),
+        twin_for=twin_for,
+    )
+
+
+def _check_options(config: BaseConfig, assistant: Any, network: DraftNetwork | None) -> None:
+    """Refuses options that are about another kind of drafter."""
+    if network is None and config.tree_shape is not None:
+        raise InvalidConfigError(
+            "tree=... needs a drafter network as assistant_model, which AutoDrafter.from_pretrained loads; got "
+            f"{type(assistant).__name__}"
+        )
+    if network is not None and config.draft_vocabulary is not None:
+        raise InvalidConfigError(
+            f"draft_vocabulary reduces the head of a causal LM, and {type(network).__name__} has a draft vocabulary of its "
+            "own: drop it"
+        )
 
 
 def check_tree(config: BaseConfig, model: PreTrainedModel, cache: Any, generation_config: GenerationConfig) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -111,16 +111,31 @@ class Run:
     give_up: Callable[[], None] | None = None
     goes_on: Callable[[bool], bool] | None = None
 
-    def keep_rows(self, kept: Tensor) -> None:
-        """Goes on with the rows at the places `kept` (`(kept,)`) only."""
+    def keep_rows(self, kept: Tensor) -> str | None:
+        """Goes on with the rows at the places `kept` (`(kept,)`) only; returns what went wrong with the drafter."""
         self.sequences.keep_rows(kept)
         self.target.keep_rows(kept)
-        if isinstance(self.drafter, DropsRows):
-            self.drafter.keep_rows(kept)
         if self.streams is not None:
             self.streams.keep_rows(kept)
         if self.prompt_mask is not None:
             self.prompt_mask = self.prompt_mask[kept]
+        try:
+            if isinstance(self.drafter, DropsRows):
+                self.drafter.keep_rows(kept)
+        except Exception as error:
+            return self.lose_drafter(error)
+        return None
+
+    def lose_drafter(self, error: Exception) -> str:
+        """Goes on without a drafter that failed, or raises where that is asked for; returns what went wrong."""
+        if self.on_drafter_error == "raise":
+            raise error
+        problem = f"the drafter {type(self.drafter).__name__} failed: {type(error).__name__}: {error}"
+        logger.warning("%s. Decoding goes on without drafts.", problem)
+        self.drafter = None
+        if self.give_up is not None:
+            self.give_up()
+        return problem
 
 
 @dataclass(frozen=True)
@@ -169,7 +184,8 @@ def speculate(run: Run, prompt_outputs: Any) -> Iterator[Round]:
         round_ = _round(run, draft, committed, drafted - started, time.perf_counter() - drafted, problem=problem)
         round_ = everyone(round_, texts.rows, batch_size)
         if run.drops_rows and worth_leaving(texts.unfinished):
-            run.keep_rows(texts.unfinished.nonzero()[:, 0])
+            lost = run.keep_rows(texts.unfinished.nonzero()[:, 0])
+            round_ = replace(round_, problem=lost or round_.problem)
         schedule.observe(round_)
         yield round_
 
@@ -211,14 +227,7 @@ def _propose(run: Run, budget: Budget) -> tuple[Draft, str | None]:
         draft = run.drafter.propose(context, budget).check(context, budget, run.vocab_size)
         return _check_tree(run, draft), None
     except Exception as error:
-        if run.on_drafter_error == "raise":
-            raise
-        problem = f"the drafter {type(run.drafter).__name__} failed: {type(error).__name__}: {error}"
-        logger.warning("%s. Decoding goes on without drafts.", problem)
-        run.drafter = None
-        if run.give_up is not None:
-            run.give_up()
-        return Draft.empty(texts.batch_size), problem
+        return Draft.empty(texts.batch_size), run.lose_drafter(error)
 
 
 def _check_tree(run: Run, draft: Draft) -> Draft:

@@ -124,6 +124,8 @@ def calibrate_nucleus(
     grid = sorted({0.0, *masses})
     along = logits_along(target, draft, texts, tokenizer=tokenizer, max_tokens=max_tokens, progress=progress)
     found = torch.cat([_statistics(*logits, grid, temperature, config.score_temperature) for logits in along], 1)
+    if bool(found.isnan().any()):
+        raise InvalidConfigError("a model's logits contain NaN along these texts, so there is nothing to calibrate on")
     points = tuple(_point(mass, values) for mass, values in zip(grid, found.double(), strict=True))
     fits = [each for each in points if (each.greedy_tv if greedy else each.mean_tv) <= tv_bound]
     chosen = fits[-1]

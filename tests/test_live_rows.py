@@ -5,6 +5,7 @@ import torch
 
 import hf_specdec.loop
 from hf_specdec import DrafterError, EASDConfig, ExactConfig, RCSDConfig, TreeShape
+from hf_specdec.drafters import AssistantDrafter
 from hf_specdec.drafters.head_states import HeadStates
 from hf_specdec.live_rows import worth_leaving
 from tests.families import FAMILIES
@@ -155,6 +156,23 @@ def test_positions_and_processors_of_each_row():
     assert torch.equal(texts, plain(model, **given))
     texts, _, sizes = decode(model, CONFIGS["model"], repetition_penalty=1.5)
     assert torch.equal(texts, plain(model, repetition_penalty=1.5))
+
+
+def test_a_drafter_that_cannot_follow_is_given_up(monkeypatch):
+    """Rows that leave are the loop's affair: a drafter that fails at it costs nothing but its drafts."""
+
+    def fails(self, kept):
+        raise RuntimeError("lost count")
+
+    monkeypatch.setattr(AssistantDrafter, "keep_rows", fails)
+    model = tiny_llama()
+    patient = ExactConfig(length=3, drafting="model", on_drafter_error="continue")
+    texts, stats, sizes = decode(model, patient)
+    assert sizes[-1] < NUM_ROWS
+    assert torch.equal(texts, plain(model))
+    assert ["lost count" in each for each in stats.problems] == [True]
+    with pytest.raises(RuntimeError, match="lost count"):
+        decode(model, CONFIGS["model"])
 
 
 def test_a_cache_that_is_returned_keeps_all_rows():

@@ -93,6 +93,14 @@ def test_nucleus_mistakes_are_refused(pair, options, message):
         calibrate_nucleus(*pair, **options)
 
 
+def test_nan_is_no_distance(pair):
+    broken = noisy_copy(pair[1], noise=0.0)
+    with torch.no_grad():
+        broken.lm_head.weight[3] = float("nan")
+    with pytest.raises(InvalidConfigError, match="NaN"):
+        calibrate_nucleus(pair[0], broken, TEXTS)
+
+
 # --- csd ------------------------------------------------------------------------------------------------------------
 
 PROMPTS = [text[:6].tolist() for text in TEXTS]

@@ -11,11 +11,11 @@ from hf_specdec.cli import calibrate_self_draft
 from hf_specdec.cli import options as opt
 from hf_specdec.cli.calibrate_csd import csd
 from hf_specdec.cli.calibrate_nucleus import nucleus
-from hf_specdec.cli.errors import CommandError, reports_errors
+from hf_specdec.cli.calibrating import base_config, read_some
+from hf_specdec.cli.errors import reports_errors
 from hf_specdec.cli.models import load_models, load_tokenizer, quiet
 from hf_specdec.cli.output import note, print_json, progress_bar
-from hf_specdec.cli.settings import build_config
-from hf_specdec.cli.texts import read_pairs, read_texts
+from hf_specdec.cli.texts import read_texts
 from hf_specdec.cli.train_cospec import calibrate_cospec
 
 
@@ -43,7 +43,7 @@ def easd(
     target: opt.Target,
     draft: opt.Draft,
     data: opt.Texts,
-    field: Annotated[str, typer.Option("--field", help="Field of a .jsonl file that holds the text.")] = "text",
+    field: opt.Field = "text",
     prompt_field: opt.PromptField = None,
     limit: opt.Limit = None,
     max_tokens: opt.MaxTokens = 512,
@@ -64,10 +64,8 @@ def easd(
     from hf_specdec.calibration import calibrate_easd
     from hf_specdec.configs import EASDConfig
 
-    base = build_config(config)
-    if not isinstance(base, EASDConfig):
-        raise CommandError(f"--config must be an EASD config, got {type(base).__name__}")
-    texts = read_texts(data, field, limit) if prompt_field is None else read_pairs(data, prompt_field, field, limit)
+    base = base_config(config, EASDConfig, "an EASD")
+    texts = read_some(data, prompt_field, field, limit)
     models = load_models(target, draft, dtype=dtype, device_map=device_map, quantization=quantization)
     with quiet(), progress_bar("Reading") as progress:
         found = calibrate_easd(
@@ -103,7 +101,7 @@ def vocabulary(
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="The file to write.")] = Path("vocabulary.safetensors"),
     size: Annotated[int, typer.Option("--size", min=1, help="Token ids to keep, special ones included.")] = 16384,
-    field: Annotated[str, typer.Option("--field", help="Field of a .jsonl file that holds the text.")] = "text",
+    field: opt.Field = "text",
     limit: opt.Limit = None,
     as_json: opt.Json = False,
     debug: opt.Debug = False,

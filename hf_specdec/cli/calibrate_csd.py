@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from hf_specdec.cli import options as opt
+from hf_specdec.cli.calibrating import about_pair
 from hf_specdec.cli.errors import reports_errors
 from hf_specdec.cli.models import load_models, quiet
 from hf_specdec.cli.output import note, print_json, progress_bar
@@ -30,7 +31,9 @@ def csd(
     start: Annotated[
         Path | None, typer.Option("--start", help="A memory of the same two models to go on from.", show_default=False)
     ] = None,
-    max_entries: Annotated[int, typer.Option("--max-entries", min=1, help="Most pairs to keep.")] = 200_000,
+    max_entries: Annotated[
+        int, typer.Option("--max-entries", min=1, help="Most pairs that a new memory keeps.")
+    ] = 200_000,
     max_new_tokens: opt.MaxNewTokens = 256,
     length: Annotated[int, typer.Option("--length", min=1, help="Tokens to draft per round.")] = 6,
     dtype: opt.DType = opt.DTypeName.auto,
@@ -62,12 +65,7 @@ def csd(
             length=length,
             progress=progress,
         )
-    about = {
-        "target": Path(target).name,
-        "draft": Path(draft).name,
-        "fingerprint": found.memory.fingerprint,
-        "data": data.name,
-    }
+    about = about_pair(target, draft, data, found.memory.fingerprint)
     save.mkdir(parents=True, exist_ok=True)
     found.memory.save(save / MEMORY_NAME)
     config = CSDConfig(memory=str(save / MEMORY_NAME), length=length)

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hf_specdec.cli import options as opt
-from hf_specdec.cli.errors import CommandError, reports_errors
+from hf_specdec.cli.calibrating import about_pair, base_config, read_some
+from hf_specdec.cli.errors import reports_errors
 from hf_specdec.cli.models import load_models, quiet
 from hf_specdec.cli.output import note, print_json, progress_bar
-from hf_specdec.cli.settings import build_config
-from hf_specdec.cli.texts import read_pairs, read_texts
 
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ def nucleus(
     target: opt.Target,
     draft: opt.Draft,
     data: opt.Texts,
-    field: Annotated[str, typer.Option("--field", help="Field of a .jsonl file that holds the text.")] = "text",
+    field: opt.Field = "text",
     prompt_field: opt.PromptField = None,
     limit: opt.Limit = None,
     max_tokens: opt.MaxTokens = 512,
@@ -52,10 +51,8 @@ def nucleus(
     from hf_specdec.hub.artefact import write_artefact
     from hf_specdec.nucleus_calibration import calibrate_nucleus
 
-    base = build_config(config)
-    if not isinstance(base, NucleusConfig):
-        raise CommandError(f"--config must be a nucleus config, got {type(base).__name__}")
-    texts = read_texts(data, field, limit) if prompt_field is None else read_pairs(data, prompt_field, field, limit)
+    base = base_config(config, NucleusConfig, "a nucleus")
+    texts = read_some(data, prompt_field, field, limit)
     models = load_models(target, draft, dtype=dtype, device_map=device_map, quantization=quantization)
     with quiet(), progress_bar("Reading") as progress:
         found = calibrate_nucleus(
@@ -70,12 +67,7 @@ def nucleus(
             config=base,
             progress=progress,
         )
-    about = {
-        "target": Path(target).name,
-        "draft": Path(draft).name,
-        "fingerprint": pair_fingerprint(models.target.config, models.assistant.config),
-        "data": data.name,
-    }
+    about = about_pair(target, draft, data, pair_fingerprint(models.target.config, models.assistant.config))
     if save is not None:
         write_artefact(save, "Nucleus mass of NSD", found.summary(), found.config, about, found.to_dict())
     if as_json:

@@ -10,7 +10,7 @@ import typer
 
 from hf_specdec.cli import options as opt
 from hf_specdec.cli.errors import CommandError, reports_errors
-from hf_specdec.cli.output import note, print_json
+from hf_specdec.cli.output import note, print_json, progress_bar
 
 
 __all__ = ["evaluate"]
@@ -65,6 +65,7 @@ def evaluate(
     from hf_specdec.networks import AutoDrafter
 
     counts = _counts(steps)
+    _check_sides(drafter or baseline, arm, control or report)
     texts = read_texts(data, field, limit)
     models = load_models(target, None, dtype=dtype, packed=False)
     prompts = [encode_prompt(models.tokenizer, text, chat, system) for text in texts]
@@ -73,20 +74,31 @@ def evaluate(
             several = _compare(models, _arms_of(arm), prompts, counts, max_new_tokens, control, batch_size)
         _show(several, report, Path(target).name, data.stem, as_json)
         return
-    if drafter is None:
-        raise CommandError("pass --drafter FOLDER, or --arm NAME=FOLDER for each of several")
-    found = {}
-    with quiet():
-        for role, name in (("drafter", drafter), ("baseline", baseline)):
-            if name is not None:
-                network = AutoDrafter.from_pretrained(name, target=models.target, tokenizer=models.tokenizer)
-                found[role] = {str(k): _tau(models.target, network, prompts, k, max_new_tokens) for k in counts}
+    given = {role: name for role, name in (("drafter", drafter), ("baseline", baseline)) if name is not None}
+    found: dict[str, dict[str, Any]] = {}
+    with quiet(), progress_bar("Measuring") as show:
+        for role, name in given.items():
+            network = AutoDrafter.from_pretrained(name, target=models.target, tokenizer=models.tokenizer)
+            found[role] = {}
+            for k in counts:
+                found[role][str(k)] = _tau(models.target, network, prompts, k, max_new_tokens)
+                show(sum(map(len, found.values())), len(given) * len(counts))
     if as_json:
         print_json({"target": target, "names": {"drafter": drafter, "baseline": baseline}, "tau": found})
         return
     for role, row in found.items():
         cells = (f"{k} drafts: {each['mean']:.3f} [{each['low']:.3f}, {each['high']:.3f}]" for k, each in row.items())
         note(f"{role}: {'; '.join(cells)}")
+
+
+def _check_sides(one: object, several: list[str] | None, beside_several: object) -> None:
+    """Options that would go nowhere are refused, before anything is loaded."""
+    if several and one:
+        raise CommandError("--drafter and --baseline measure one or two, --arm several: pass one kind of them")
+    if not several and beside_several:
+        raise CommandError("--control and --report are about several drafters: pass --arm NAME=FOLDER for each")
+    if not several and not one:
+        raise CommandError("pass --drafter FOLDER, or --arm NAME=FOLDER for each of several")
 
 
 def _arms_of(arms: list[str]) -> dict[str, list[str]]:
@@ -120,9 +132,16 @@ def _compare(
         name: [AutoDrafter.from_pretrained(each, target=models.target, tokenizer=models.tokenizer) for each in folders]
         for name, folders in arms.items()
     }
-    found = compare_drafters(
-        models.target, networks, prompts, steps=counts, max_new_tokens=max_new_tokens, batch_size=batch_size
-    )
+    with progress_bar("Measuring") as show:
+        found = compare_drafters(
+            models.target,
+            networks,
+            prompts,
+            steps=counts,
+            max_new_tokens=max_new_tokens,
+            batch_size=batch_size,
+            progress=show,
+        )
     seeds = max(map(len, arms.values()))
     about = {"seeds": list(range(seeds)), "max_new_tokens": max_new_tokens}
     return {**about, **compare(found, baseline=next(iter(arms)), control=control)}

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hf_specdec.cli import options as opt
+from hf_specdec.cli.calibrating import about_pair
 from hf_specdec.cli.errors import CommandError, reports_errors
 from hf_specdec.cli.models import Models, load_models, quiet
 from hf_specdec.cli.output import note, print_json, progress_bar
@@ -136,8 +137,7 @@ def _run(
     own, other = (_rollouts(models, side, chat, examples, settings) for side in sides)
     with quiet(), progress_bar("Labelling") as progress:
         result = train(own, other, options, on_label=progress, on_step=_tell)
-    about = {"target": Path(target).name, "draft": Path(draft).name, "data": data.name}
-    about["fingerprint"] = result.policy.fingerprint
+    about = about_pair(target, draft, data, result.policy.fingerprint)
     _save(out, result, settings["length"], about)
     if as_json:
         print_json({**about, "out": str(out), **result.to_dict()})

@@ -174,7 +174,7 @@ class TrainingRun:
                 "on_step": _follow(show, self.options.max_steps),
             }
             if self.live is None:
-                return train_in_stages(self.target, network, texts, self.stages, self.options, **run)
+                return train_in_stages(self.target, network, texts, self.stages, self.options, on_recorded=show, **run)
             recordings, continual = self.live.recordings, self.live.continual
             return train_continually(
                 self.target, network, recordings, texts, self.stages[0], self.options, continual, **run

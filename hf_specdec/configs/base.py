@@ -190,7 +190,8 @@ class BaseConfig(ABC):
 
     @classmethod
     def from_pretrained(cls, id_or_path: str | Path, revision: str | None = None) -> BaseConfig:
-        """Reads a saved config from a folder, a file, or a Hub repository."""
+        """Reads a saved config from a folder, a file, or a Hub repository. Weights that it names and that are gone are taken
+        from its own folder, which may have been moved as a whole."""
         path = Path(id_or_path)
         if path.is_dir():
             path = path / CONFIG_NAME
@@ -204,7 +205,7 @@ class BaseConfig(ABC):
             raise InvalidConfigError(f"{path.name} is not valid JSON: {error}") from error
         if not isinstance(values, dict):
             raise InvalidConfigError(f"{path.name} must hold one JSON object, got {type(values).__name__}")
-        return cls.from_dict(values)
+        return cls.from_dict({name: _beside(path.parent, value) for name, value in values.items()})
 
     def push_to_hub(self, repo_id: str, *, private: bool | None = None, commit_message: str | None = None) -> str:
         """Uploads `speculative_config.json` to a Hub repository and returns the commit's address."""
@@ -217,6 +218,13 @@ class BaseConfig(ABC):
             commit_message=commit_message or f"Upload {CONFIG_NAME}",
         )
         return str(commit.commit_url)
+
+
+def _beside(folder: Path, value: Any) -> Any:
+    if not isinstance(value, str) or not value.endswith(".safetensors") or Path(value).exists():
+        return value
+    moved = folder / Path(value).name
+    return str(moved) if moved.is_file() else value
 
 
 def _check_part(role: str, part: Any, *methods: str) -> None:

@@ -199,6 +199,10 @@ class Draft:
             logits=None if self.logits is None else self.logits[:, :width],
             parents=None if self.parents is None else self.parents[:, :width],
             stretches=[_cut(row, int(length)) for row, length in zip(self.kinds, lengths, strict=True)],
+            num_attempted=None
+            if self.num_attempted is None
+            else torch.where(lengths < self.lengths, lengths, self.num_attempted),
+            exit_depths=None if self.exit_depths is None else self.exit_depths[:, :width],
         )
 
     @classmethod

@@ -38,6 +38,7 @@ def train_in_stages(
     observer: Observe = observe,
     evaluate: Callable[[], dict[str, float]] | None = None,
     on_step: Callable[[StepLog], None] | None = None,
+    on_recorded: Callable[[int, int], None] | None = None,
 ) -> list[StepLog]:
     """Trains `network` in place by each stage, with an even share of the steps and a cosine of its own.
 
@@ -55,6 +56,8 @@ def train_in_stages(
         accelerator (`Accelerator`, *optional*), observer (`Callable`), evaluate (`Callable[[], dict[str, float]]`,
             *optional*): See [`train`].
         on_step (`Callable[[StepLog], None]`, *optional*): Sees each step, numbered through all stages.
+        on_recorded (`Callable[[int, int], None]`, *optional*): Called while rounds are recorded, with the number of texts so
+            far and of all.
 
     Returns:
         `list[StepLog]`: The steps of this call.
@@ -73,7 +76,7 @@ def train_in_stages(
         folder = out / f"stage-{number}" if len(stages) > 1 else out
         book = None
         if recipe.rounds and not (resume and _is_finished(folder, share)):
-            book = _book(target, network, texts, recipe, folder / "rounds", resume)
+            book = _book(target, network, texts, recipe, folder / "rounds", resume, on_recorded)
 
         def shifted(log: StepLog, first: int = first) -> None:
             moved = replace(log, step=log.step + first)
@@ -105,7 +108,13 @@ def _is_finished(folder: Path, options: TrainingOptions) -> bool:
 
 
 def _book(
-    target: Any, network: DraftNetwork, texts: Sequence[Text], recipe: Recipe, folder: Path, resume: bool
+    target: Any,
+    network: DraftNetwork,
+    texts: Sequence[Text],
+    recipe: Recipe,
+    folder: Path,
+    resume: bool,
+    on_recorded: Callable[[int, int], None] | None,
 ) -> RoundBook:
     """The stage's rounds: recorded now, or those that an interrupted run of it recorded. The folder appears whole."""
     if not (resume and folder.exists()):
@@ -114,7 +123,7 @@ def _book(
             if old.exists():
                 shutil.rmtree(old)
         writer = ShardWriter(unfinished, texts_per_shard=256, max_shards=len(texts))
-        for recording in roll_out(target, network, texts, steps=recipe.num_steps):
+        for recording in roll_out(target, network, texts, steps=recipe.num_steps, on_batch=on_recorded):
             writer.add(recording)
         writer.flush()
         os.replace(unfinished, folder)

@@ -35,7 +35,9 @@ def test_csd_fills_a_memory_and_saves_it_with_a_card(run, run_json, pair, data):
     assert CSDConfig.from_pretrained(out).rule.inner.memory == memory
     assert CSDConfig(memory=out).rule.inner.memory == memory
     run("generate", *pair.options, "--config", out, "--prompt", "w1 w2", "--no-chat", "--max-new-tokens", 8)
-    more = run("calibrate", "csd", *options, "--save", folder / "more", "--start", out)
+    moved = out.rename(folder / "moved")
+    assert CSDConfig.from_pretrained(moved).rule.inner.memory == memory
+    more = run("calibrate", "csd", *options, "--save", folder / "more", "--start", moved)
     assert "the memory holds" in more.stdout
     twice = CorrectionMemory.load(folder / "more")
     assert dict(twice.items()) == {key: 2 * count for key, count in memory.items()}

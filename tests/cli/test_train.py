@@ -137,6 +137,8 @@ def test_several_drafters_stand_side_by_side(pair, data, run, run_json, tmp_path
     assert written["target"]["prompts"]["hass"]["3"] == found["arms"]["hass"]["3"]["tau"]
     assert "--drafter" in run("evaluate", *options, code=2).stderr
     assert "NAME=FOLDER" in run("evaluate", *options, "--arm", "hass", code=2).stderr
+    assert "one kind" in run("evaluate", *options, *arms, "--drafter", tmp_path, code=2).stderr
+    assert "pass --arm" in run("evaluate", *options, "--drafter", tmp_path, "--control", "kl", code=2).stderr
     assert "one of the arms" in run("evaluate", *options, *arms[:2], "--control", "kl", code=2).stderr
 
 

@@ -169,5 +169,5 @@ def test_a_budget_may_ask_for_fewer_nodes():
 
 def test_stock_assisted_decoding_is_refused():
     walk = Walk(drafter_for(target()))
-    with pytest.raises(UnsupportedModelError, match=r"verifies chains.*speculative_config"):
+    with pytest.raises(UnsupportedModelError, match=r"hidden states.*speculative_config"):
         walk.drafter.get_candidates(walk.tokens[:, : int(walk.lengths)])

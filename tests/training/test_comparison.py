@@ -59,14 +59,17 @@ def test_batches_measure_what_single_prompts_do():
 def test_the_report_has_the_names_that_are_read(tmp_path):
     target = small_target()
     drafters = {name: [drafter_for(target, "eagle", seed=seed)] for seed, name in enumerate(("hass", "control"))}
-    arms = compare_drafters(target, drafters, PROMPTS, steps=(1, 2), max_new_tokens=8)
+    seen = []
+    options = {"max_new_tokens": 8, "progress": lambda *done: seen.append(done)}
+    arms = compare_drafters(target, drafters, PROMPTS, steps=(1, 2), **options)
+    assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]
     found = compare(arms, baseline="hass", control="control")
-    write_report(tmp_path / "rcsd", found, model="demo", dataset="pydocs", about={"seeds": [0], "training": "none"})
-    content = json.loads((tmp_path / "rcsd.json").read_text())
+    write_report(tmp_path / "v1.5", found, model="demo", dataset="pydocs", about={"seeds": [0], "training": "none"})
+    content = json.loads((tmp_path / "v1.5.json").read_text())
     assert content["seeds"] == [0]
     assert content["summary"]["demo"]["pydocs"]["hass"]["2"] == arms[0].lengths(2).mean()
     assert content["same_text"]
-    page = (tmp_path / "rcsd.md").read_text()
+    page = (tmp_path / "v1.5.md").read_text()
     assert table(found) in page
     assert "training: none" in page
-    assert (tmp_path / "rcsd.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "v1.5.png").read_bytes().startswith(b"\x89PNG")

@@ -12,7 +12,7 @@ from hf_specdec.training.rcsd import RoundBook, RoundRecorder, read_shards, roll
 from hf_specdec.training.texts import Text, observe
 from hf_specdec.training.unroll import drafted_logits
 from tests.networks import drafter_for, small_target
-from tests.toys import prompts
+from tests.toys import noisy_copy, prompts, tiny_llama
 
 
 STEPS = 4
@@ -117,17 +117,16 @@ def test_sampled_texts_are_those_of_the_wrapped_rule():
 
 
 def test_rows_that_end_apart_are_recorded_as_alone():
-    target = small_target()
-    network = drafter_for(target, "eagle")
-    together, recordings = RoundRecorder(), []
-    ids = prompts(8, columns=6)["input_ids"]
+    target = tiny_llama(layers=1)
+    draft, together, recordings = noisy_copy(target, noise=0.3), RoundRecorder(), []
+    ids = prompts(5, columns=6)["input_ids"]
     for part, recorder in [(ids, together), *((row[None], RoundRecorder()) for row in ids)]:
         config = SpeculativeConfig(acceptance=recorder, drafting="model", length=3, on_drafter_error="raise")
-        options = {"assistant_model": network, "speculative_config": config, "round_callback": recorder}
-        target.generate(part, attention_mask=torch.ones_like(part), do_sample=False, max_new_tokens=24, **options)
+        options = {"assistant_model": draft, "speculative_config": config, "round_callback": recorder}
+        target.generate(part, attention_mask=torch.ones_like(part), do_sample=False, max_new_tokens=16, **options)
         recorder.close()
         recordings += recorder.recordings
-    assert recordings[:8] == recordings[8:]
+    assert recordings[:5] == recordings[5:]
     assert len({len(each.rounds) for each in together.recordings}) > 1
 
 

@@ -25,7 +25,10 @@ def test_an_interrupted_run_of_two_stages_ends_like_a_whole_one(tmp_path, stop_a
     target, stages = small_target(), stages_of("rcsd-dpo")
     whole, resumed = (drafter_for(target, "eagle") for _ in range(2))
     texts = some_texts(target)
-    logs = train_in_stages(target, whole, texts, stages, OPTIONS, out=tmp_path / "whole")
+    recorded = []
+    options = {"out": tmp_path / "whole", "on_recorded": lambda *done: recorded.append(done)}
+    logs = train_in_stages(target, whole, texts, stages, OPTIONS, **options)
+    assert recorded == [(3, 3)] * 2
     assert [log.step for log in logs] == [1, 2, 3, 4, 5]
 
     def stop(log):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -43,6 +43,7 @@ def compare_drafters(
     steps: Sequence[int] = (3, 4, 5, 6),
     max_new_tokens: int,
     batch_size: int = 1,
+    progress: Callable[[int, int], None] | None = None,
 ) -> list[Arm]:
     """Decodes every prompt greedily with every drafter and every number of drafts.
 
@@ -53,12 +54,16 @@ def compare_drafters(
         steps (`Sequence[int]`): Numbers of drafts per round.
         max_new_tokens (`int`): Length of the answers.
         batch_size (`int`): Prompts of one length that are decoded at once.
+        progress (`Callable`, *optional*): Called with the number of passes over the prompts so far and of all.
     """
     options = {"max_new_tokens": max_new_tokens, "batch_size": batch_size}
-    return [
-        Arm(name, [{k: measure(target, each, prompts, steps=k, **options) for k in steps} for each in networks])
-        for name, networks in drafters.items()
-    ]
+    arms = {name: [dict[int, list[Measured]]() for _ in networks] for name, networks in drafters.items()}
+    tasks = [(name, seed, k) for name, runs in arms.items() for seed in range(len(runs)) for k in steps]
+    for done, (name, seed, k) in enumerate(tasks, start=1):
+        arms[name][seed][k] = measure(target, drafters[name][seed], prompts, steps=k, **options)
+        if progress is not None:
+            progress(done, len(tasks))
+    return [Arm(name, runs) for name, runs in arms.items()]
 
 
 def compare(arms: Sequence[Arm], *, baseline: str, control: str | None = None) -> dict[str, Any]:

@@ -27,13 +27,13 @@ def write_report(path: Path, found: Mapping[str, Any], *, model: str, dataset: s
     arms = found["arms"]
     summary = {model: {dataset: {name: {k: row["tau"] for k, row in rows.items()} for name, rows in arms.items()}}}
     content = {"summary": summary, **about, **found}
-    write_at_once(path.with_suffix(".json"), (json.dumps(content, indent=1) + "\n").encode())
+    write_at_once(path.with_name(path.name + ".json"), (json.dumps(content, indent=1) + "\n").encode())
     title = f"{model}, {dataset}, greedy, {found['num_prompts']} prompts, seeds {about['seeds']}"
     lines = [f"# Acceptance lengths of drafters\n\n{title}.\n", table(found), ""]
     lines += [f"{key}: {value}\n" for key, value in about.items() if isinstance(value, str)]
     lines += [f"Texts are {'the same' if found['same_text'] else 'NOT the same'} in every arm."]
-    write_at_once(path.with_suffix(".md"), ("\n".join(lines) + "\n").encode())
-    write_at_once(path.with_suffix(".png"), _plot(arms, title))
+    write_at_once(path.with_name(path.name + ".md"), ("\n".join(lines) + "\n").encode())
+    write_at_once(path.with_name(path.name + ".png"), _plot(arms, title))
 
 
 def table(found: Mapping[str, Any]) -> str:

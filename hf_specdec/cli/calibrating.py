@@ -1,0 +1,37 @@
+"""What the commands that calibrate a pair of models share: the texts, the config they start from, and what a card says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from hf_specdec.cli.errors import CommandError
+from hf_specdec.cli.settings import build_config
+from hf_specdec.cli.texts import read_pairs, read_texts
+
+
+if TYPE_CHECKING:
+    from hf_specdec.configs import BaseConfig
+
+
+__all__ = ["about_pair", "base_config", "read_some"]
+
+_Config = TypeVar("_Config", bound="BaseConfig")
+
+
+def base_config(name: str, kind: type[_Config], called: str) -> _Config:
+    """The config of `--config`, which must be of this kind."""
+    config = build_config(name)
+    if not isinstance(config, kind):
+        raise CommandError(f"--config must be {called} config, got {type(config).__name__}")
+    return config
+
+
+def read_some(data: Path, prompt_field: str | None, field: str, limit: int | None) -> list[str] | list[tuple[str, str]]:
+    """Texts, or pairs of prompt and text where there is a field of prompts."""
+    return read_texts(data, field, limit) if prompt_field is None else read_pairs(data, prompt_field, field, limit)
+
+
+def about_pair(target: str, draft: str, data: Path, fingerprint: str) -> dict[str, str]:
+    """What was measured with what, by name and never by path."""
+    return {"target": Path(target).name, "draft": Path(draft).name, "fingerprint": fingerprint, "data": data.name}
