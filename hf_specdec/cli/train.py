@@ -109,7 +109,7 @@ def train(
         return
     from hf_specdec.cli.models import load_models, quiet
     from hf_specdec.cli.texts import read_texts
-    from hf_specdec.cli.training_run import TrainingRun, accelerator_for
+    from hf_specdec.cli.training_run import TrainingRun, check_trackers
     from hf_specdec.training.options import TrainingOptions
     from hf_specdec.training.rcsd import RCSDTraining
     from hf_specdec.training.recipes import stages_of
@@ -142,7 +142,7 @@ def train(
     if not resume and out.exists() and (any(out.glob("checkpoint-*")) or any(out.glob("stage-*"))):
         raise CommandError(f"{out} holds checkpoints: pass --resume to go on, or another folder")
     names = [name.strip() for name in (trackers or "").split(",") if name.strip()]
-    accelerator = accelerator_for(options, out, names)
+    check_trackers(names)
     models = load_models(target, None, dtype=dtype, packed=False)
     trained, evaluating = _sides(prompts, held_out, models.tokenizer, chat, system)
     out.mkdir(parents=True, exist_ok=True)
@@ -154,7 +154,6 @@ def train(
         stages,
         options,
         out,
-        accelerator,
         max_new_tokens,
         steps,
         resume,

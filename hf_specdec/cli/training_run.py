@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -11,7 +10,8 @@ from typing import Any, final
 
 import torch
 from accelerate import Accelerator  # type: ignore[import-untyped]
-from accelerate.tracking import get_available_trackers  # type: ignore[import-untyped]
+from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers  # type: ignore[import-untyped]
+from accelerate.utils import LoggerType  # type: ignore[import-untyped]
 
 from hf_specdec.cli.errors import CommandError
 from hf_specdec.cli.output import note, progress_bar
@@ -29,7 +29,7 @@ from hf_specdec.training.texts import Text, cut_texts
 from hf_specdec.training.trainer import StepLog
 
 
-__all__ = ["LiveUse", "TrainingRun", "accelerator_for", "live_use"]
+__all__ = ["LiveUse", "TrainingRun", "check_trackers", "live_use"]
 
 
 @dataclass(frozen=True)
@@ -66,24 +66,15 @@ def live_use(
     return LiveUse(kept, list(dict.fromkeys(_prompt(each) for each in sides[True])), continual)
 
 
-def accelerator_for(options: TrainingOptions, out: Path, trackers: Sequence[str]) -> Accelerator:
-    """Raises a [`CommandError`] if a tracker is not installed or known, which accelerate would say nothing about."""
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "`log_with=", UserWarning)  # what it warns of is raised below
-            accelerator = Accelerator(
-                mixed_precision=options.mixed_precision, log_with=list(trackers) or None, project_dir=out
-            )
-    except ValueError as error:
-        raise CommandError(f"--trackers {','.join(trackers)}: {error}") from error
-    found = {str(each) for each in accelerator.log_with}
-    if missing := [name for name in trackers if name not in found]:
-        installed = ", ".join(str(each) for each in get_available_trackers()) or "none"
+def check_trackers(names: Sequence[str]) -> None:
+    """Raises a [`CommandError`] if a tracker is not installed or known; accelerate would leave it out."""
+    registered = {str(name) for name in LOGGER_TYPE_TO_CLASS} - set(LoggerType.list())
+    found = {str(each) for each in get_available_trackers()} | registered
+    if missing := [name for name in names if name not in found]:
         raise CommandError(
-            f"--trackers needs installed packages, got {', '.join(missing)}; installed are {installed}: install the "
-            "package, or leave it out"
+            f"--trackers needs installed packages that accelerate knows, got {', '.join(missing)}; installed are "
+            f"{', '.join(sorted(found)) or 'none'}: install the package, or leave it out"
         )
-    return accelerator
 
 
 @final
@@ -97,14 +88,13 @@ class TrainingRun:
         stages (`list[Recipe]`): Its stages; one where rounds of live use are trained on.
         options ([`TrainingOptions`]): Length and pace.
         out (`Path`): Folder of answers, checkpoints and the drafter.
-        accelerator (`Accelerator`): What it runs on.
         max_new_tokens (`int`), steps (`int`): Length of answers, and drafts per round in evaluations.
         resume (`bool`): Whether to go on from the newest checkpoint.
         start (`Path`, *optional*): The drafter to go on from.
         draft_vocab_size (`int`, *optional*): Tokens that a new drafter knows.
         max_tokens (`int`, *optional*): Longest text.
         live ([`LiveUse`], *optional*): Recorded rounds to learn, with the prompts' answers as what is replayed.
-        trackers (`Sequence[str]`): Names of trackers, for the accelerator has them only once they are initialised.
+        trackers (`Sequence[str]`): Names of trackers.
     """
 
     target: Any
@@ -114,7 +104,6 @@ class TrainingRun:
     stages: list[Recipe]
     options: TrainingOptions
     out: Path
-    accelerator: Accelerator
     max_new_tokens: int
     steps: int
     resume: bool
@@ -128,13 +117,16 @@ class TrainingRun:
         """Trains, writes the drafter, and returns what the command prints."""
         texts = self._texts()
         network = self._network(texts)
+        accelerator = Accelerator(
+            mixed_precision=self.options.mixed_precision, log_with=list(self.trackers) or None, project_dir=self.out
+        )
         if self.trackers:
-            self.accelerator.init_trackers("specdec-train", asdict(self.options))
+            accelerator.init_trackers("specdec-train", asdict(self.options))
         try:
-            logs = self._train(network, texts)
+            logs = self._train(network, texts, accelerator)
         finally:
             if self.trackers:
-                self.accelerator.end_training()
+                accelerator.end_training()
         export_drafter(network, self.out)
         return {
             "num_texts": len(texts),
@@ -164,12 +156,12 @@ class TrainingRun:
                 dtype=torch.float32,
             )
 
-    def _train(self, network: DraftNetwork, texts: Sequence[Text]) -> list[StepLog]:
+    def _train(self, network: DraftNetwork, texts: Sequence[Text], accelerator: Accelerator) -> list[StepLog]:
         with progress_bar("Training") as show:
             run: dict[str, Any] = {
                 "out": self.out,
                 "resume": self.resume,
-                "accelerator": self.accelerator,
+                "accelerator": accelerator,
                 "evaluate": lambda: self._evaluate(network),
                 "on_step": _follow(show, self.options.max_steps),
             }
