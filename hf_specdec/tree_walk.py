@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessorList
 
-from hf_specdec.records import Draft, choice_law
+from hf_specdec.records import Draft
 from hf_specdec.sequences import Sequences
 from hf_specdec.trees import children_of
-from hf_specdec.verify import RandomStreams, draw, throw
+from hf_specdec.verify import RandomStreams, choose, throw
 from hf_specdec.warping import warp
 
 
@@ -104,8 +104,7 @@ class TreeWalk:
         return Walked(emitted, path, torch.minimum(steps.num_verified, counts))
 
     def _choose(self, scores: Tensor, rows: Tensor) -> Tensor:
-        law = choice_law(scores, self.do_sample)
-        return draw(law, throw(self.streams if self.do_sample else None, rows, len(rows))).cpu()
+        return choose(scores, self.do_sample, throw(self.streams if self.do_sample else None, rows, len(rows))).cpu()
 
 
 class _Steps:

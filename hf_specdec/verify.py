@@ -12,7 +12,7 @@ from hf_specdec.errors import InvalidConfigError
 from hf_specdec.records import AcceptanceRule, Draft, Evidence, Outcome, Place, Verdict
 
 
-__all__ = ["RandomStreams", "draw", "evidence_of", "throw", "verify"]
+__all__ = ["RandomStreams", "choose", "draw", "evidence_of", "throw", "verify"]
 
 _BELOW_ONE = 1.0 - 2.0**-50
 
@@ -35,7 +35,6 @@ class RandomStreams:
     def __init__(self, batch_size: int, seeds: Sequence[int] | None = None) -> None:
         if seeds is not None and len(seeds) != batch_size:
             raise InvalidConfigError(f"row_seeds must hold one seed for each of {batch_size} rows, got {len(seeds)}")
-        self.batch_size = batch_size
         self._rows = list(range(batch_size))
         self._generators = [torch.Generator().manual_seed(seed) for seed in seeds or ()]
 
@@ -44,14 +43,13 @@ class RandomStreams:
         if not self._generators:
             seed = int(torch.randint(2**62, (1,)))
             self._generators = [torch.Generator().manual_seed(seed + row) for row in self._rows]
-        numbers = torch.full((self.batch_size,), 0.5, dtype=torch.float64)
+        numbers = torch.full((len(self._rows),), 0.5, dtype=torch.float64)
         for row in rows.nonzero()[:, 0].tolist():
             numbers[row] = torch.rand((), dtype=torch.float64, generator=self._generators[row])
         return numbers.clamp(max=_BELOW_ONE)
 
     def keep_rows(self, kept: Tensor) -> None:
         """From now on there are only the rows at the places `kept` (`(kept,)`), each with the stream that it had."""
-        self.batch_size = len(kept)
         self._rows = [self._rows[place] for place in kept.tolist()]
         if self._generators:
             self._generators = [self._generators[place] for place in kept.tolist()]
@@ -139,7 +137,7 @@ def verify(
     thrown = [throw(streams, rows & valid[:, i], batch_size) for i in range(width)]
     last = throw(streams, rows, batch_size)
     if width == 0:
-        return Verdict(lengths.cpu(), _choose(bonus_scores, evidence.do_sample, last).cpu())
+        return Verdict(lengths.cpu(), choose(bonus_scores, evidence.do_sample, last).cpu())
 
     acceptance = rule.acceptance(evidence)
     uniforms = torch.stack(thrown, -1)
@@ -152,7 +150,7 @@ def verify(
     if len(corrected := rejected.nonzero()[:, 0]):
         next_tokens[corrected] = draw(rule.replacement(ended)[corrected], last[corrected.to(last.device)])
     if len(whole := (~rejected).nonzero()[:, 0]):
-        next_tokens[whole] = _choose(bonus_scores[whole], evidence.do_sample, last[whole.to(last.device)])
+        next_tokens[whole] = choose(bonus_scores[whole], evidence.do_sample, last[whole.to(last.device)])
     outcome = Outcome(
         rejected, uniforms.gather(-1, num_accepted.clamp(max=width - 1).cpu()[:, None])[:, 0], next_tokens
     )
@@ -160,7 +158,7 @@ def verify(
     return Verdict(num_accepted.cpu(), next_tokens.cpu(), events, uniforms)
 
 
-def _choose(scores: Tensor, do_sample: bool, uniforms: Tensor) -> Tensor:
+def choose(scores: Tensor, do_sample: bool, uniforms: Tensor) -> Tensor:
     """`(batch,)`, the target's own next tokens."""
     return draw(scores.softmax(-1), uniforms) if do_sample else scores.argmax(-1)
 
