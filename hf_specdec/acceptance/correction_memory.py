@@ -11,9 +11,9 @@ from threading import Lock
 from typing import Any, final
 
 import torch
-from safetensors import safe_open
 from safetensors.torch import save_file
 
+from hf_specdec.acceptance.tagged_file import read_tagged
 from hf_specdec.errors import InvalidConfigError
 
 
@@ -131,14 +131,7 @@ class CorrectionMemory:
         path = Path(path) / MEMORY_NAME if Path(path).is_dir() else Path(path)
         if not path.is_file():
             raise InvalidConfigError(f"there is no correction memory at {path}: write one with CorrectionMemory.save")
-        try:
-            with safe_open(path, framework="pt") as file:
-                about = file.metadata() or {}
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
-        except Exception as error:
-            raise InvalidConfigError(f"{path} is not a safetensors file: {error}") from error
-        if about.get("format") != _FORMAT:
-            raise InvalidConfigError(f"{path} holds {about.get('format')!r}, expected {_FORMAT!r}")
+        about, tensors = read_tagged(path, _FORMAT)
         _check_fingerprints(fingerprint, about["fingerprint"])
         memory = cls(int(about["max_entries"]), about["fingerprint"])
         pairs, counts = tensors["pairs"].tolist(), tensors["counts"].tolist()

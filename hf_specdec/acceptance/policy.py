@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import final
 
 import torch
-from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from hf_specdec.acceptance.arbitration import FEATURES
+from hf_specdec.acceptance.tagged_file import read_tagged
 from hf_specdec.errors import InvalidConfigError
 
 
@@ -76,14 +76,7 @@ class PolicyNetwork(nn.Module):
         path = Path(path) / POLICY_NAME if Path(path).is_dir() else Path(path)
         if not path.is_file():
             raise InvalidConfigError(f"there is no policy at {path}: train one with `specdec train cospec`")
-        try:
-            with safe_open(path, framework="pt") as file:
-                about = file.metadata() or {}
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
-        except Exception as error:
-            raise InvalidConfigError(f"{path} is not a safetensors file: {error}") from error
-        if about.get("format") != _FORMAT:
-            raise InvalidConfigError(f"{path} holds {about.get('format')!r}, expected {_FORMAT!r}")
+        about, tensors = read_tagged(path, _FORMAT)
         if about.get("features") != ",".join(FEATURES):
             raise InvalidConfigError(f"{path} was trained on other features: train it anew with this version")
         policy = cls(tensors["hidden.bias"].shape[0], about.get("fingerprint", ""))

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from huggingface_hub.errors import HFValidationError
-from huggingface_hub.utils import validate_repo_id
-
-from hf_specdec.errors import InvalidConfigError
+from hf_specdec.hub.repo_id import check_repo_id
 from hf_specdec.networks.base import DraftNetwork
 from hf_specdec.networks.export import export_drafter
 
@@ -75,12 +72,7 @@ def export_custom_generate(network: DraftNetwork, directory: str | Path, repo: s
         [`InvalidConfigError`]: If `repo` is no Hub id.
     """
     if repo is not None:
-        try:
-            validate_repo_id(repo)
-        except HFValidationError as error:
-            raise InvalidConfigError(f"--repo must be ORG/NAME, got {repo!r}: {error}") from error
-        if repo.count("/") != 1:
-            raise InvalidConfigError(f"--repo must be ORG/NAME, got {repo!r}")
+        check_repo_id(repo)
     folder = export_drafter(network, directory, "hf")
     code = folder / "custom_generate" / "generate.py"
     code.parent.mkdir(exist_ok=True)

@@ -7,11 +7,11 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from huggingface_hub import CommitOperationAdd, HfApi
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-from huggingface_hub.utils import validate_repo_id
+from huggingface_hub.errors import HfHubHTTPError
 
 from hf_specdec.errors import InvalidConfigError, PublishError
 from hf_specdec.hub.card import CARD, RESULTS, check_card
+from hf_specdec.hub.repo_id import check_repo_id
 
 
 __all__ = ["Upload", "prepare_upload", "publish"]
@@ -59,12 +59,7 @@ def prepare_upload(folder: Path, repo: str) -> Upload:
         [`InvalidConfigError`]: If a file is missing or a link that leaves the folder, the Hub id is none, or the card does not
             match `results.json`.
     """
-    try:
-        validate_repo_id(repo)
-    except HFValidationError as error:
-        raise InvalidConfigError(f"--repo must be ORG/NAME, got {repo!r}: {error}") from error
-    if repo.count("/") != 1:
-        raise InvalidConfigError(f"--repo must be ORG/NAME, got {repo!r}")
+    check_repo_id(repo)
     names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
     files = sorted(name for name in names if any(_matches(name, pattern) for pattern in _PATTERNS))
     if "config.json" not in files or not any(_matches(name, _WEIGHTS) for name in files):
