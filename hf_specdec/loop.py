@@ -278,23 +278,23 @@ def _commit_in_step(run: Run, draft: Draft, logits: Tensor) -> _Committed:
         ended = going & ~texts.active
         if bool(ended.any()) or not bool(accepted[texts.active].all()):
             break
-    together = _together(draft, block, logits, run.do_sample, place, judged)
+    together = _together(run, draft, block, logits, place, judged)
     return _Committed(emitted, num_verified, num_accepted, *_observe(run, together, events))
 
 
 def _together(
+    run: Run,
     draft: Draft,
     scores: Tensor,
     logits: Tensor,
-    do_sample: bool,
     place: Place,
     judged: list[tuple[Tensor, Tensor, Verdict]],
 ) -> Judged | None:
-    """What was judged one position after another, as one record."""
-    if not judged:
+    """What was judged one position after another, as one record; None where the rule does not look at it."""
+    if not judged or not isinstance(run.rule, Observer | Explainer):
         return None
-    whole = evidence_of(draft, scores, logits, do_sample, 0, draft.width, place)
-    evidence = evidence_of(draft, scores, logits, do_sample, 0, len(judged), place, whole)
+    whole = evidence_of(draft, scores, logits, run.do_sample, 0, draft.width, place)
+    evidence = evidence_of(draft, scores, logits, run.do_sample, 0, len(judged), place, whole)
     reached, accepted = (torch.stack(each, -1) for each in list(zip(*judged, strict=True))[:2])
     uniforms = torch.cat([verdict.uniforms for *_, verdict in judged if verdict.uniforms is not None], -1)
     return Judged(evidence, reached, accepted, uniforms, judged[-1][2].next_tokens)
