@@ -39,8 +39,8 @@ def check_croppable(cache: Cache, model: Any) -> None:
         kinds = sorted({type(layer).__name__ for layer in stuck})
         other = ", or with the default cache" if isinstance(cache, StaticCache | QuantizedCache) else ""
         raise UnsupportedModelError(
-            f"{type(undecorated_model(model)).__name__} keeps a cache that cannot be cropped ({', '.join(kinds)}), so "
-            f"rejected drafts would stay in its state. Decode it without `speculative_config`{other}."
+            f"{type(undecorated_model(model)).__name__} keeps a {type(cache).__name__} that cannot be cropped "
+            f"({', '.join(kinds)}), so rejected drafts would stay in its state. Decode it without `speculative_config`{other}."
         )
 
 
