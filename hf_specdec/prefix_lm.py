@@ -28,6 +28,7 @@ from hf_specdec._compat import (
 )
 from hf_specdec.cache_rows import DROPPED, can_realign, realign, select_rows
 from hf_specdec.errors import UnsupportedModelError
+from hf_specdec.placement import device_of
 
 
 __all__ = ["PrefixLM", "check_croppable", "read_prompt"]
@@ -139,7 +140,7 @@ class PrefixLM:
         forward: Callable[..., Any] | None = None,
     ) -> None:
         self.model = model
-        self.device = undecorated_model(model).device
+        self.device = device_of(undecorated_model(model))
         self.pad_token_id = pad_token_id
         self.prompt_mask = None if prompt_mask is None or bool(prompt_mask.all()) else prompt_mask.cpu()
         self.cache = cache
