@@ -17,7 +17,9 @@ from torch import Tensor, nn
 __all__ = ["PackReport", "PackedLinear", "SharedLinear", "pack_linears", "packing_problem"]
 
 _ROWS = 8  # rows that the packed layout is chosen for: a verification pass of a usual draft
-_SEVERAL = 4  # rows from which oneDNN is the faster reader of an ordinary weight (measured with a head of 151,936 x 1,536)
+_SEVERAL = (
+    4  # rows from which oneDNN is the faster reader of an ordinary weight (measured with a head of 151,936 x 1,536)
+)
 
 
 @dataclass
@@ -126,7 +128,12 @@ class SharedLinear(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         rows = input.numel() // self.in_features
         plain = input.dtype == torch.float32 and input.device.type == "cpu" and self.weight.dtype == torch.float32
-        if rows < _SEVERAL or not plain or torch.is_grad_enabled() and (input.requires_grad or self.weight.requires_grad):
+        if (
+            rows < _SEVERAL
+            or not plain
+            or torch.is_grad_enabled()
+            and (input.requires_grad or self.weight.requires_grad)
+        ):
             return super().forward(input)
         return torch.ops.mkldnn._linear_pointwise(input, self.weight, self.bias, "none", [], "")
 
@@ -153,7 +160,9 @@ def pack_linears(model: nn.Module, *, tied_head: bool = False) -> PackReport:
             if parameter is not None:
                 owners[id(parameter)] = owners.get(id(parameter), 0) + 1
     for name, module in list(model.named_modules()):
-        if type(module) is not nn.Linear and type(module) is not SharedLinear:  # other subclasses compute something else
+        if (
+            type(module) is not nn.Linear and type(module) is not SharedLinear
+        ):  # other subclasses compute something else
             continue
         reason = problem or _reason_to_stay_dense(module)
         if reason is not None:
