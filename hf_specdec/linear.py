@@ -126,14 +126,10 @@ class SharedLinear(nn.Linear):
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        rows = input.numel() // self.in_features
-        plain = input.dtype == torch.float32 and input.device.type == "cpu" and self.weight.dtype == torch.float32
-        if (
-            rows < _SEVERAL
-            or not plain
-            or torch.is_grad_enabled()
-            and (input.requires_grad or self.weight.requires_grad)
-        ):
+        narrow = input.numel() < _SEVERAL * self.in_features
+        learns = torch.is_grad_enabled() and (input.requires_grad or self.weight.requires_grad)
+        served = {input.dtype, self.weight.dtype} == {torch.float32} and input.device.type == "cpu"
+        if narrow or learns or not served:
             return super().forward(input)
         return torch.ops.mkldnn._linear_pointwise(input, self.weight, self.bias, "none", [], "")
 
@@ -142,7 +138,8 @@ def pack_linears(model: nn.Module, *, tied_head: bool = False) -> PackReport:
     """Packs the fp32 linear layers of a model in place and releases their original weights.
 
     A weight that another module uses too, as that of a head tied to the embedding, stays as it is and is only read faster
-    where several rows pass ([`SharedLinear`]). Outputs agree with the dense layers' to a relative 1e-4. Only call this on a model of your own: it replaces submodules.
+    where several rows pass ([`SharedLinear`]). Outputs agree with the dense layers' to a relative 1e-4. Only call this on a
+    model of your own: it replaces submodules.
 
     Args:
         model (`nn.Module`): A model on the CPU.

@@ -98,6 +98,7 @@ def test_a_tied_head_is_packed_only_on_request():
     report = pack_linears(model)
     assert report.num_packed == 4 * 7
     assert report.num_shared == 1
+    assert isinstance(model.lm_head, SharedLinear)
     assert not report.skipped
     assert model.lm_head.weight is model.model.embed_tokens.weight
     assert pack_linears(model, tied_head=True).num_packed == 1
