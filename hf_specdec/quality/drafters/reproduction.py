@@ -33,7 +33,7 @@ from hf_specdec.training.texts import Text
 from hf_specdec.training.trainer import StepLog
 
 
-__all__ = ["Plan", "reproduce"]
+__all__ = ["Plan", "reproduce", "windows"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,8 +87,8 @@ def reproduce(
     """
     out.mkdir(parents=True, exist_ok=True)
     training, held_out = (tokenizer.encode_all(pair.tokenizer, side) for side in corpus.load(docs, library))
-    prompts = _windows(held_out, plan.held_out, plan.prompt_tokens)
-    texts = _texts(pair.target, _windows(training, plan.texts, plan.prompt_tokens), out / "texts.jsonl", plan)
+    prompts = windows(held_out, plan.held_out, plan.prompt_tokens)
+    texts = _texts(pair.target, windows(training, plan.texts, plan.prompt_tokens), out / "texts.jsonl", plan)
     workshop = _Workshop(pair, texts, prompts, plan)
     hass = workshop.drafter(out / "hass", None, [RECIPES["hass"]], plan.hass_steps, plan.hass_rate, seed=0)
     stages = {name: stages_of(name, options) for name in ("rcsd-dpo", "rcsd-grpo")}
@@ -174,7 +174,7 @@ class _Workshop:
         return {"tau": sum(each.tau for each in found) / len(found)}
 
 
-def _windows(ids: torch.Tensor, count: int, length: int) -> list[list[int]]:
+def windows(ids: torch.Tensor, count: int, length: int) -> list[list[int]]:
     """Evenly spread windows of a corpus."""
     starts = torch.linspace(0, len(ids) - length, count).long().tolist()
     return [ids[start : start + length].tolist() for start in starts]
