@@ -38,26 +38,40 @@ def test_it_loads_with_every_tensor_accounted_for(source, facts):
     assert all(value.isfinite().all() for value in network.state_dict().values() if value.is_floating_point())
 
 
+# Published on its card: 2.13, 2.20 and 2.17 tokens per round on GSM8K, HumanEval and MT-bench, the bonus token counted, with
+# two drafted tokens in vLLM.
+PUBLISHED_TAU = 2.17
+QUESTIONS = [
+    "Explain in three sentences why the sky is blue.",
+    "Tom has 12 apples, gives away a third and buys 5 more. How many has he?",
+    "Write a Python function that tells whether a word is a palindrome.",
+]
+
+
 @pytest.mark.slow
-def test_it_is_right_more_often_with_its_own_taps_than_with_others():
+def test_it_is_as_right_as_published_and_more_often_with_its_own_taps_than_with_others():
     """Wrong taps leave the text as it is and take the acceptance away, so that nobody notices."""
     model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen3-1.7B", dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained("Qwen/Qwen3-1.7B")
-    messages = [{"role": "user", "content": "Explain in three sentences why the sky is blue."}]
-    inputs = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)
-    expected = model.generate(**inputs, max_new_tokens=64, do_sample=False)
     own = AutoDrafter.from_pretrained("AngelSlim/Qwen3-1.7B_eagle3", target=model)
     others = [index - 1 for index in own.taps_of(model)]
     taus = []
     for network in (own, AutoDrafter.from_pretrained("AngelSlim/Qwen3-1.7B_eagle3", target=model, taps=others)):
-        out = model.generate(
-            **inputs,
-            max_new_tokens=64,
-            do_sample=False,
-            assistant_model=network,
-            speculative_config=RCSDConfig(steps=3, on_drafter_error="raise"),
-            return_dict_in_generate=True,
-        )
-        assert torch.equal(out.sequences, expected)
-        taus.append(out.speculative_stats.tokens_per_round)
+        found = [_tokens_per_round(model, tokenizer, network, question) for question in QUESTIONS]
+        taus.append(sum(found) / len(found))
+    assert taus[0] == pytest.approx(PUBLISHED_TAU, rel=0.2)
     assert taus[0] > taus[1]
+
+
+def _tokens_per_round(model, tokenizer, network, question):
+    messages = [{"role": "user", "content": question}]
+    inputs = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    options = {**inputs, "max_new_tokens": 64, "do_sample": False}
+    out = model.generate(
+        **options,
+        assistant_model=network,
+        speculative_config=RCSDConfig(steps=2, on_drafter_error="raise"),
+        return_dict_in_generate=True,
+    )
+    assert torch.equal(out.sequences, model.generate(**options))
+    return out.speculative_stats.tokens_per_round
