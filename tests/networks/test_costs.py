@@ -59,7 +59,7 @@ def measured(real_models):
         yield Measured(real_models / "qwen1.5")
 
 
-def seconds(*functions, repeats=7):
+def seconds(*functions, repeats=3):
     """The median of each; they take turns, so that all see the same machine."""
     times = [[] for _ in functions]
     for _ in range(1 + repeats):
