@@ -44,7 +44,8 @@ def train_in_stages(
     """Trains `network` in place by each stage, with an even share of the steps and a cosine of its own.
 
     Stages that learn from rounds record them with the drafter as it then is, on the prompts of as many texts as their steps
-    read, drawn by the seed and the stage, and train on what was decoded. The frozen reference of a stage is the drafter that the stage starts from.
+    read, drawn by the seed and the stage, and train on what was decoded. The frozen reference of a stage is the drafter that
+    the stage starts from.
 
     Args:
         target (`PreTrainedModel`): The target.
