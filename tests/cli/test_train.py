@@ -9,9 +9,11 @@ from accelerate.state import AcceleratorState
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker
 
 from hf_specdec import AutoDrafter, RCSDConfig, SpeculativeConfig
+from hf_specdec.cli.train import RecipeName
 from hf_specdec.training.acceptance import acceptance_lengths
 from hf_specdec.training.answers import is_held_out
 from hf_specdec.training.rcsd import RoundRecorder
+from hf_specdec.training.recipes import RECIPES, STAGES
 from tests.toys import prompts as ids_of
 
 
@@ -73,6 +75,11 @@ def test_a_drafter_of_another_tokenizer_is_not_gone_on_with(pair, options, run, 
     again = [tmp_path / "second" if part == tmp_path / "drafter" else part for part in options]
     stderr = run(*again, "--recipe", "hass", "--max-steps", 2, "--start", tmp_path / "drafter", code=2).stderr
     assert "whose tokenizer have the hash" in " ".join(stderr.split())
+
+
+def test_every_recipe_can_be_asked_for():
+    """The names are written down once more, since the command line must not import what trains."""
+    assert list(RecipeName) == [*RECIPES, *STAGES]
 
 
 def test_checkpoints_are_not_overwritten_unasked(options, run, run_json):
