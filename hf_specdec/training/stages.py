@@ -71,19 +71,11 @@ def train_in_stages(
         )
     logs: list[StepLog] = []
     for number, recipe in enumerate(stages):
-        first = options.max_steps * number // len(stages)
-        share = replace(options, max_steps=options.max_steps * (number + 1) // len(stages) - first)
+        first, share = _share(options, number, len(stages))
         folder = out / f"stage-{number}" if len(stages) > 1 else out
         book = None
         if recipe.rounds and not (resume and _is_finished(folder, share)):
             book = _book(target, network, texts, recipe, folder / "rounds", resume, on_recorded)
-
-        def shifted(log: StepLog, first: int = first) -> None:
-            moved = replace(log, step=log.step + first)
-            logs.append(moved)
-            if on_step is not None:
-                on_step(moved)
-
         train(
             target,
             network,
@@ -97,9 +89,28 @@ def train_in_stages(
             observer=observer,
             rounds=book,
             evaluate=evaluate,
-            on_step=shifted,
+            on_step=_numbered_through(first, logs, on_step),
         )
     return logs
+
+
+def _share(options: TrainingOptions, number: int, num_stages: int) -> tuple[int, TrainingOptions]:
+    """The steps before stage `number`, and its options."""
+    first, last = (options.max_steps * each // num_stages for each in (number, number + 1))
+    return first, replace(options, max_steps=last - first)
+
+
+def _numbered_through(
+    first: int, logs: list[StepLog], on_step: Callable[[StepLog], None] | None
+) -> Callable[[StepLog], None]:
+    """Keeps and passes on the steps of a stage, counted from `first`."""
+
+    def shifted(log: StepLog) -> None:
+        logs.append(replace(log, step=log.step + first))
+        if on_step is not None:
+            on_step(logs[-1])
+
+    return shifted
 
 
 def _is_finished(folder: Path, options: TrainingOptions) -> bool:
