@@ -37,7 +37,7 @@ from hf_specdec.training.texts import Text
 from hf_specdec.training.trainer import StepLog
 
 
-__all__ = ["Plan", "reproduce"]
+__all__ = ["Plan", "reproduce", "windows"]
 
 Show = Callable[[str, int, int], None]
 
@@ -96,8 +96,8 @@ def reproduce(
     """
     out.mkdir(parents=True, exist_ok=True)
     training, held_out = (tokenizer.encode_all(pair.tokenizer, side) for side in corpus.load(docs, library))
-    prompts = _windows(held_out, plan.held_out, plan.prompt_tokens)
-    asked = _windows(training, plan.texts, plan.prompt_tokens)
+    prompts = windows(held_out, plan.held_out, plan.prompt_tokens)
+    asked = windows(training, plan.texts, plan.prompt_tokens)
     texts = _texts(pair.target, asked, out / "texts.jsonl", plan, partial(progress, "texts"))
     workshop = _Workshop(pair, texts, prompts, plan, progress)
     hass = workshop.drafter(out / "hass", None, [RECIPES["hass"]], plan.hass_steps, plan.hass_rate, seed=0)
@@ -186,7 +186,7 @@ class _Workshop:
         return {"tau": sum(each.tau for each in found) / len(found)}
 
 
-def _windows(ids: torch.Tensor, count: int, length: int) -> list[list[int]]:
+def windows(ids: torch.Tensor, count: int, length: int) -> list[list[int]]:
     """Evenly spread windows of a corpus."""
     starts = torch.linspace(0, len(ids) - length, count).long().tolist()
     return [ids[start : start + length].tolist() for start in starts]
