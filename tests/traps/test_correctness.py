@@ -167,7 +167,6 @@ PROCESSORS = {
     "begin suppress": {"begin_suppress_tokens": [TEXT[0]]},
     "bias": {"sequence_bias": [[[TEXT[2]], -10.0], [[TEXT[0], TEXT[1]], 5.0]]},
     "decay": {"exponential_decay_length_penalty": (3, 1.5), "eos_token_id": 5},
-    "encoder n-gram": {"encoder_no_repeat_ngram_size": 1},
     "encoder repetition": {"encoder_repetition_penalty": 1.5},
     "forced bos": {"forced_bos_token_id": 9},
     "forced eos": {"forced_eos_token_id": 5},
