@@ -18,7 +18,7 @@ from hf_specdec.training.options import TrainingOptions
 from hf_specdec.training.rcsd import RoundBook, read_shards, roll_out
 from hf_specdec.training.rcsd.shards import ShardWriter
 from hf_specdec.training.recipes import Recipe
-from hf_specdec.training.texts import Text, observe
+from hf_specdec.training.texts import Text, digest_of, observe
 from hf_specdec.training.trainer import Observe, StepLog, train
 
 
@@ -70,6 +70,7 @@ def train_in_stages(
             f"max_steps must be at least {len(stages)}, one for each stage, got {options.max_steps}"
         )
     logs: list[StepLog] = []
+    fingerprint = digest_of(texts)  # also of stages that train on what was decoded from them
     for number, recipe in enumerate(stages):
         first, share = _share(options, number, len(stages))
         folder = out / f"stage-{number}" if len(stages) > 1 else out
@@ -86,6 +87,7 @@ def train_in_stages(
             resume=resume,
             accelerator=accelerator,
             steps_before=first,
+            fingerprint=fingerprint,
             observer=observer,
             rounds=book,
             evaluate=evaluate,
