@@ -21,6 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from hf_specdec.demo import corpus, tokenizer
 from hf_specdec.demo.pair import Pair, load_pair
+from hf_specdec.files import mended_lines
 from hf_specdec.networks import AutoDrafter, DraftNetwork
 from hf_specdec.networks.export import export_drafter
 from hf_specdec.quality.drafters.comparison import compare, compare_drafters
@@ -201,10 +202,7 @@ def _texts(
     batch_size: int = 128,
 ) -> list[Text]:
     """The target's greedy texts, written down as they come; a text ends with its end token."""
-    written = file.read_text() if file.exists() else ""
-    whole = written[: written.rfind("\n") + 1]  # a killed run may leave half a line
-    file.write_text(whole)
-    rows = [json.loads(line) for line in whole.splitlines()]
+    rows = [json.loads(line) for line in mended_lines(file)]
     end = target.generation_config.eos_token_id
     with file.open("a") as lines:
         for first in range(len(rows), len(prompts), batch_size):
