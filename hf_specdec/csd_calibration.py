@@ -14,6 +14,7 @@ from hf_specdec.compatibility import check_tokenizers
 from hf_specdec.configs import CSDConfig
 from hf_specdec.errors import InvalidConfigError
 from hf_specdec.generation import generate
+from hf_specdec.placement import device_of
 from hf_specdec.stats import SpeculativeStats
 
 
@@ -126,7 +127,7 @@ def _answer(
     max_new_tokens: int,
     keep: Callable[[SpeculativeStats], None],
 ) -> None:
-    ids = torch.tensor([list(prompt)], device=target.device)
+    ids = torch.tensor([list(prompt)], device=device_of(target))
     target.generate(
         input_ids=ids,
         attention_mask=torch.ones_like(ids),

@@ -94,6 +94,7 @@ class SpeculativeDecoder:
         check_tree(self.config, model, cache_argument(model_kwargs), generation_config)
         texts = _sequences(input_ids, stopping_criteria, generation_config)
         lockstep = self._lockstep(texts, logits_processor, cache_argument(model_kwargs), generation_config)
+        drafting = drafting.for_prompts(texts.tokens[:, : texts.prompt_columns])
         with drafting.of_prompt(texts.prompt_columns):
             outputs = read_prompt(model, input_ids, generation_config, model_kwargs)
         cache = outputs[CACHE_KEY]

@@ -13,7 +13,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, final
 
 import torch
@@ -65,7 +64,9 @@ class Window:
         tokens (`torch.LongTensor` of shape `(batch, width)`): Ids that were fed, -1 for fillers.
         hidden (`list[torch.FloatTensor]`): By layer, the hidden states after it, `(batch, columns so far, hidden_size)`;
             their number of columns says how far the layer has come.
+        view ([`CacheView`]): The cache as the model must see it.
         prepared ([`PreparedLayers`], *optional*): What layers are given for columns of this round, once that is known.
+        offset (`int`): Columns of `prepared` before the first one of this round.
         read_out (`torch.FloatTensor` of shape `(batch, columns, hidden_size)`, *optional*): What a pass that ended below the
             last layer gave to the model's final norm.
     """
@@ -74,13 +75,11 @@ class Window:
     columns: int
     tokens: Tensor
     hidden: list[Tensor | None]
+    view: CacheView
     returns_tuple: bool = False
     prepared: PreparedLayers | None = None
+    offset: int = 0
     read_out: Tensor | None = None
-    view: CacheView = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.view = CacheView(self.cache, self.columns)
 
     def width_at(self, layer: int) -> int:
         """Columns that have run a layer."""
@@ -117,7 +116,8 @@ class _Pass:
             given = kwargs.pop("hidden_states")
         window = self.window
         if self.prepared is not None:
-            self.prepared.keep(index, given, args, kwargs)
+            keys, _ = window.view.get_mask_sizes(self.prepared.width, index)
+            self.prepared.keep(index, given, args, kwargs, keys)
         if index >= self.depth:
             return (given,) if window.returns_tuple else given
         below: Any = given if index == 0 else window.hidden[index - 1]
@@ -133,11 +133,14 @@ class _Pass:
     ) -> None:
         """Takes the columns that a layer has not run yet through it."""
         window, done, count = self.window, self.window.width_at(index), pending.shape[1]
-        self._check(index, done)
-        width = done + count if self.prepared is None else self.prepared.width
-        keys, _ = window.view.get_mask_sizes(width, index)
-        cut = partial(self.cuts.of, cut=Cut(width, done + count, count, self._visible(index, count), keys))
-        output = layer(pending, *map(cut, args), **{name: cut(value) for name, value in kwargs.items()})
+        visible = count + self._num_shown(index, done)
+        if self.prepared is None:
+            keys, _ = window.view.get_mask_sizes(done + count, index)
+            cut = Cut(done + count, done + count, count, visible, keys)
+        else:
+            cut = Cut(self.prepared.width, window.offset + done + count, count, visible, self.prepared.keys[index])
+        args, kwargs = self.cuts.of_call(args, kwargs, cut)
+        output = layer(pending, *args, **kwargs)
         window.returns_tuple = isinstance(output, tuple)
         new = output[0] if isinstance(output, tuple) else output
         before = window.hidden[index]
@@ -153,18 +156,15 @@ class _Pass:
             self.window.read_out = hidden
         return (hidden,) if self.window.returns_tuple else hidden
 
-    def _visible(self, index: int, pending: int) -> int:
-        """Keys that the layer shows to `pending` queries."""
+    def _num_shown(self, index: int, done: int) -> int:
+        """Keys that the layer holds and shows, `done` of them this round's."""
         layer = self.window.cache.layers[index]
         held = int(layer.get_seq_length())
-        return pending + (min(held, layer.sliding_window - 1) if layer.is_sliding else held)
-
-    def _check(self, index: int, done: int) -> None:
-        held = int(self.window.cache.layers[index].get_seq_length())
         if held != self.window.columns + done:
             raise RuntimeError(
                 f"layer {index} holds {held} entries, expected {self.window.columns} and {done} new ones"
             )
+        return min(held, layer.sliding_window - 1) if layer.is_sliding else held
 
 
 @final
@@ -197,6 +197,7 @@ class LayerGate:
     window: Window | None = field(init=False, default=None)
     current: _Pass | None = field(init=False, default=None)
     _before: list[Any] = field(init=False, default_factory=list)
+    _view: CacheView | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self.layers = find_layers(self.model)
@@ -229,9 +230,15 @@ class LayerGate:
         self._before = []
 
     def open(self, cache: Cache, columns: int, batch_size: int) -> Window:
-        """Begins a round over a cache whose layers all hold `columns` entries."""
+        """Begins a round over a cache whose layers all hold `columns` entries.
+
+        All rounds of a cache have the same view of it: it is among what is prepared for layers.
+        """
+        if self._view is None or self._view.layers is not cache.layers:
+            self._view = CacheView(cache, columns)
+        self._view.columns = columns
         nothing = torch.zeros(batch_size, 0, dtype=torch.long)
-        self.window = Window(cache, columns, nothing, [None] * len(self.layers))
+        self.window = Window(cache, columns, nothing, [None] * len(self.layers), self._view)
         return self.window
 
     def close(self) -> None:
@@ -243,7 +250,7 @@ class LayerGate:
         return cache if self.window is None else self.window.view
 
     def rise(self, embedded: Tensor, depth: int, prepared: PreparedLayers) -> Tensor:
-        """Takes the window's columns up to `depth` layers without the model, and returns the newest one's hidden state.
+        """Takes the window's columns up to `depth` layers without the model, and returns all their hidden states there.
 
         Args:
             embedded (`torch.FloatTensor` of shape `(batch, columns, hidden_size)`): What the first layer is given.
@@ -261,7 +268,7 @@ class LayerGate:
             hidden = self.window.hidden[index]
             assert hidden is not None
             below = hidden
-        return below[:, -1:]
+        return below
 
     @contextmanager
     def passing(

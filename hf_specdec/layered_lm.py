@@ -3,20 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any, final
 
 import torch
 from torch import Tensor
+from transformers.cache_utils import Cache
+from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from hf_specdec._compat import CACHE_KEY, only_visible_entries, undecorated_model
 from hf_specdec.layer_gate import LayerGate, Transform, Window
 from hf_specdec.prefix_lm import PrefixLM
 from hf_specdec.prepared_layers import PreparedLayers
-from hf_specdec.readout import ModelEnds, find_ends, has_fixed_positions
+from hf_specdec.readout import ModelEnds, find_ends, has_fixed_positions, is_called_unseen
 
 
 __all__ = ["LayeredLM"]
+
+_WIDTH = 64  # columns that are prepared at once, which serve some rounds
+
+
+@dataclass(frozen=True)
+class _Standing:
+    """What was prepared, and the columns of each row before its first one."""
+
+    prepared: PreparedLayers
+    kept: Tensor
+    cache: Cache
+
+    def offset(self, kept: Tensor, cache: Cache, ahead: int) -> int | None:
+        """Where rows that keep `kept` columns stand in it; None where it does not serve them and `ahead` new columns."""
+        gone = kept - self.kept
+        first = int(gone[0])
+        fits = cache is self.cache and bool((gone == first).all()) and first + ahead <= self.prepared.width
+        return first if fits else None
 
 
 @final
@@ -36,7 +57,12 @@ class LayeredLM(PrefixLM):
         super().__init__(model, **kwargs)
         self.gate = gate
         self._may_prepare = has_fixed_positions(undecorated_model(model).config)
-        self._ends: ModelEnds | None = None
+        self._ends: ModelEnds | None = None  # of the model that climbs go through
+        self._standing: _Standing | None = None
+        # Whether the rows advance together, so that what is prepared serves the next round as well.
+        self._rows_in_step = True
+        # The ends of the model itself, if they explain all it says to the bit; None until that is known.
+        self._own_ends: ModelEnds | bool | None = None
         # Called when all layers have run, while the window still holds the hidden states between them.
         self.on_pass: Callable[[], None] | None = None
         self._ungated_call = self._forward_call
@@ -73,15 +99,16 @@ class LayeredLM(PrefixLM):
         Returns:
             `(batch, vocab)`.
         """
-        window = self._begin(tokens, lengths) if self.gate.window is None else self.gate.window
+        window = self._begin(tokens, lengths, ahead) if self.gate.window is None else self.gate.window
         ids, columns = self._new_columns(tokens, lengths, self._num_held)
         window.tokens = ids.masked_fill(columns >= lengths[:, None], -1)
         self.fed_columns = columns.masked_fill(columns >= lengths[:, None], -1)
         try:
-            if window.prepared is not None and ids.shape[1] <= window.prepared.width and self._ends is not None:
-                logits = self._rise(window.prepared, self._ends, ids, depth, transform)
-            elif window.prepared is None and ids.shape[1] < ahead and self._may_climb_ahead(ahead):
-                logits = self._climb_ahead(window, ids, depth, transform, ahead)
+            if self._ends is not None and self._are_prepared(window, ids):
+                newest = self._rise(window, self._ends, ids, depth)[:, -1:]
+                logits = self._ends.logits(newest if transform is None else transform(newest))[:, -1]
+            elif window.prepared is None and (wide := self._width(ids, ahead)):
+                logits = self._climb_ahead(window, ids, depth, transform, wide)
             else:
                 with self.gate.passing(depth, transform):
                     logits = self._climb(ids, columns.minimum(lengths[:, None] - 1))
@@ -106,38 +133,68 @@ class LayeredLM(PrefixLM):
         logits: Tensor = outputs.logits[:, -1]
         return logits
 
-    def _rise(
-        self, prepared: PreparedLayers, ends: ModelEnds, ids: Tensor, depth: int, transform: Transform | None
-    ) -> Tensor:
-        """A climb with what the round's first one has prepared."""
-        with only_visible_entries(self._cache):
-            newest = self.gate.rise(ends.embedding(ids.to(self.device)), depth, prepared)
-        return ends.logits(newest if transform is None else transform(newest))
+    def _rise(self, window: Window, ends: ModelEnds, ids: Tensor, depth: int) -> Tensor:
+        """The hidden states after `depth` layers, with what an earlier climb has prepared."""
+        assert window.prepared is not None
+        switched = nullcontext() if self.device.type == "cpu" else self.model._optimize_model_for_decode()
+        with only_visible_entries(self._cache), switched:
+            return self.gate.rise(ends.embedding(ids.to(self.device)), depth, window.prepared)
 
-    def _may_climb_ahead(self, ahead: int) -> bool:
-        """Whether every row has that many positions left, be it that it will not use them."""
+    def _are_prepared(self, window: Window, ids: Tensor) -> bool:
+        return window.prepared is not None and window.offset + ids.shape[1] <= window.prepared.width
+
+    def _width(self, ids: Tensor, ahead: int) -> int:
+        """Columns to prepare: some rounds' worth, one round's, or none, as rows have positions left for."""
         positions = getattr(
             undecorated_model(self.model).config.get_text_config(decoder=True), "max_position_embeddings", None
         )
-        needed = self.hidden_columns + int(self._num_held.max()) + ahead
-        return self._may_prepare and (positions is None or needed <= positions)
+        held = self.hidden_columns + int(self._num_held.max())
+        for width in (_WIDTH, ahead + 1, ahead) if self._rows_in_step else (ahead + 1, ahead):
+            if self._may_prepare and width > ids.shape[1] and (positions is None or held + width <= positions):
+                return width
+        return 0
 
-    def _climb_ahead(self, window: Window, ids: Tensor, depth: int, transform: Transform | None, ahead: int) -> Tensor:
-        """A climb by the model itself, called with as many columns as the round may have."""
-        prepared, kept = PreparedLayers(ahead), self._num_held
-        wide = torch.nn.functional.pad(ids, (0, ahead - ids.shape[1]), value=self.pad_token_id)
+    def _climb_ahead(self, window: Window, ids: Tensor, depth: int, transform: Transform | None, width: int) -> Tensor:
+        """A climb by the model itself, called with columns that come later as well."""
+        prepared, kept = PreparedLayers(width), self._num_held
+        wide = torch.nn.functional.pad(ids, (0, width - ids.shape[1]), value=self.pad_token_id)
         with self.gate.passing(depth, transform, prepared, ids.shape[1]):
-            logits = self._climb(wide, kept[:, None] + torch.arange(ahead))
+            logits = self._climb(wide, kept[:, None] + torch.arange(width))
         if self._ends is None:
             self._ends = self._find_ends(window, prepared, wide, logits)
             self._may_prepare = self._ends is not None
-        window.prepared = prepared if self._may_prepare else None
+        if self._may_prepare:
+            window.prepared = prepared
+            self._standing = _Standing(prepared, kept.clone(), self._cache) if prepared.outlasts_rounds else None
         return logits
 
     def _find_ends(self, window: Window, prepared: PreparedLayers, ids: Tensor, logits: Tensor) -> ModelEnds | None:
         if not prepared.serves(len(self.gate.layers)) or prepared.embedded is None or window.read_out is None:
             return None
         return find_ends(self._climber, ids.to(self.device), prepared.embedded, window.read_out, logits)
+
+    def _forward(self, ids: Tensor, columns: Tensor, kept: Tensor, logits_to_keep: int) -> Any:
+        """As in a [`PrefixLM`]. A round is completed without the model's own preparation where nobody could tell."""
+        window = self.gate.window
+        if window is None or self.gate.current is not None:
+            return super()._forward(ids, columns, kept, logits_to_keep)
+        if isinstance(self._own_ends, ModelEnds) and self._are_prepared(window, ids):
+            self.num_forwards += 1
+            hidden = self._rise(window, self._own_ends, ids, len(self.gate.layers))
+            return CausalLMOutputWithPast(logits=self._own_ends.logits(hidden[:, -logits_to_keep:]))
+        with self.gate.passing():
+            outputs = super()._forward(ids, columns, kept, logits_to_keep)
+        if self._own_ends is None and self._ends is not None:
+            self._own_ends = self._explain(outputs, window.hidden[-1], self._ends)
+        return outputs
+
+    def _explain(self, outputs: Any, hidden: Tensor | None, ends: ModelEnds) -> ModelEnds | bool:
+        """The model's ends, if they give all that a pass of it gave; False otherwise."""
+        bare = undecorated_model(self.model)
+        if hidden is None or set(outputs) - {"logits", CACHE_KEY} or not is_called_unseen(self.model):
+            return False
+        own = ModelEnds(ends.embedding, ends.norm, bare.get_output_embeddings())
+        return own if torch.equal(own.logits(hidden[:, -outputs.logits.shape[1] :]), outputs.logits) else False
 
     def run(self, tokens: Tensor, lengths: Tensor, last: Tensor) -> Any:
         """As [`PrefixLM.run`]; completes the round that [`~LayeredLM.climb`] began."""
@@ -153,8 +210,7 @@ class LayeredLM(PrefixLM):
             kept = torch.minimum(self._common_prefix(tokens, lengths), lengths - last)
             self._keep(kept)
             self._open(kept)
-        with self.gate.passing():
-            outputs = self._feed(tokens, lengths, kept, last)
+        outputs = self._feed(tokens, lengths, kept, last)
         if self.on_pass is not None:
             self.on_pass()
         self.gate.close()
@@ -171,14 +227,23 @@ class LayeredLM(PrefixLM):
                 self._give_up(self.gate.window)
             self.gate.remove()
 
-    def _begin(self, tokens: Tensor, lengths: Tensor) -> Window:
+    def _begin(self, tokens: Tensor, lengths: Tensor, ahead: int) -> Window:
         kept = torch.minimum(self._common_prefix(tokens, lengths), lengths - 1)
         if bool((lengths - kept != 1).any()):
             # Rows that lack more than their newest token would not stand side by side in one window.
             self.run(tokens, lengths - 1, torch.ones_like(lengths))
             kept = lengths - 1
         self._keep(kept)
-        return self._open(kept)
+        window = self._open(kept)
+        if self._standing is not None:
+            offset = self._standing.offset(kept, self._cache, ahead + 1)
+            if offset is not None:
+                window.prepared, window.offset = self._standing.prepared, offset
+            else:
+                gone = kept - self._standing.kept
+                self._rows_in_step = self._rows_in_step and bool((gone == gone[0]).all())
+                self._standing = None
+        return window
 
     def _open(self, kept: Tensor) -> Window:
         return self.gate.open(self._cache, self.hidden_columns + int(kept.max()), len(kept))

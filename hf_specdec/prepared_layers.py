@@ -1,8 +1,8 @@
 """What a model gives its layers, taken from one of its own calls, for columns whose tokens are not known yet (ours).
 
 Masks, positions and rotary embeddings of a column depend on the columns before it and not on their tokens. So one pass over
-as many columns as a round may have says what every layer must be given for each of them, and the columns that follow in the
-round go through the layers without the model's own preparation.
+as many columns as some rounds may have says what every layer must be given for each of them, and the columns that follow go
+through the layers without the model's own preparation.
 """
 
 from __future__ import annotations
@@ -62,10 +62,26 @@ class Cut:
 
 @final
 class Cuts:
-    """Cuts that were made in one pass, each once for all layers that were given the same object."""
+    """Cuts that were made in one pass, each once for all layers that were given the same objects."""
 
     def __init__(self) -> None:
         self._made: dict[tuple[int, Cut], tuple[Any, Any]] = {}
+        self._calls: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+
+    def of_call(self, args: tuple[Any, ...], kwargs: dict[str, Any], cut: Cut) -> tuple[Any, Any]:
+        """The arguments of a layer's call, each cut."""
+        key = (cut, *map(id, args), *kwargs, *map(id, kwargs.values()))
+        made = self._calls.get(key)
+        if made is None:  # the objects are kept with it, so that none leaves its id to another
+            cut_args = tuple(self.of(value, cut) for value in args)
+            made = (
+                cut_args,
+                {name: self.of(value, cut) for name, value in kwargs.items()},
+                args,
+                tuple(kwargs.values()),
+            )
+            self._calls[key] = made
+        return made[0], made[1]
 
     def of(self, value: Any, cut: Cut) -> Any:
         """`cut(value)`; no mask where a single query sees every key, which is how models ask for the faster call."""
@@ -87,18 +103,21 @@ class PreparedLayers:
 
     Args:
         width (`int`): Columns that they are for.
+        keys (`dict[int, int]`): By layer, how many keys its masks are wide.
         embedded (`torch.FloatTensor` of shape `(batch, width, hidden_size)`, *optional*): What the first layer was given.
     """
 
     width: int
+    keys: dict[int, int] = field(default_factory=dict)
     embedded: Tensor | None = None
     arguments: dict[int, tuple[tuple[Any, ...], dict[str, Any]]] = field(default_factory=dict)
 
-    def keep(self, index: int, hidden: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Keeps what layer `index` was called with."""
+    def keep(self, index: int, hidden: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any], keys: int) -> None:
+        """Keeps what layer `index` was called with, its masks being `keys` wide."""
         if index == 0:
             self.embedded = hidden
         self.arguments[index] = (args, kwargs)
+        self.keys[index] = keys
 
     def serves(self, num_layers: int) -> bool:
         """Whether they tell everything that layers will have to be given for other tokens."""
@@ -107,6 +126,15 @@ class PreparedLayers:
             and not any(map(_has_tensor, args))
             and all(name in _PLACES or not _has_tensor(value) for name, value in kwargs.items())
             for args, kwargs in self.arguments.values()
+        )
+
+    @property
+    def outlasts_rounds(self) -> bool:
+        """Whether nothing in them counts the columns before them, which are more in the next round."""
+        return not any(
+            isinstance(value, int | float) and not isinstance(value, bool)
+            for args, kwargs in self.arguments.values()
+            for value in (*args, *kwargs.values())
         )
 
 

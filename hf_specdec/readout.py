@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from hf_specdec._compat import undecorated_model
 
 
-__all__ = ["ModelEnds", "find_ends", "has_fixed_positions"]
+__all__ = ["ModelEnds", "find_ends", "has_fixed_positions", "is_called_unseen"]
 
 # Rotary embeddings of a position that do not depend on how long the text is.
 _FIXED_ROPE = frozenset({"default", "linear", "llama3", "yarn"})
@@ -33,8 +33,8 @@ class ModelEnds:
     head: nn.Module
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """`(batch, vocab)` of the last column of `hidden`."""
-        logits: Tensor = self.head(self.norm(hidden[:, -1:]))[:, -1]
+        """`(batch, columns, vocab)`, of hidden states `(batch, columns, hidden_size)`."""
+        logits: Tensor = self.head(self.norm(hidden))
         return logits
 
 
@@ -55,9 +55,19 @@ def find_ends(model: Any, ids: Tensor, embedded: Tensor, hidden: Tensor, logits:
     norms = [each for each in bare.get_decoder().children() if "norm" in type(each).__name__.lower()]
     for norm in (*norms, nn.Identity()):
         ends = ModelEnds(embedding, norm, head)
-        if torch.allclose(ends.logits(hidden), logits, rtol=1e-4, atol=1e-4):
+        if torch.allclose(ends.logits(hidden[:, -1:])[:, -1], logits, rtol=1e-4, atol=1e-4):
             return ends
     return None
+
+
+def is_called_unseen(model: Any) -> bool:
+    """Whether nobody would notice that a model's layers ran without it: it and its decoder carry neither a hook nor a
+    `forward` of somebody else's."""
+    bare = undecorated_model(model)
+    return not any(
+        each._forward_hooks or each._forward_pre_hooks or "forward" in vars(each)
+        for each in {model, bare, bare.get_decoder()}
+    )
 
 
 def has_fixed_positions(config: Any) -> bool:

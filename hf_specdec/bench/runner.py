@@ -19,6 +19,7 @@ from hf_specdec.bench.clock import Clock
 from hf_specdec.bench.economize import EconomizeRun, economize_problem
 from hf_specdec.errors import InvalidConfigError
 from hf_specdec.networks import DraftNetwork
+from hf_specdec.placement import device_of
 from hf_specdec.records import Round
 from hf_specdec.stats import SpeculativeStats
 
@@ -150,7 +151,7 @@ class Benchmark:
         """One prompt, or one batch of them, through one arm."""
         if arm.economize is not None and arm.name not in self._peers:
             self._peers[arm.name] = EconomizeRun(arm.economize, self.target, self.assistant, self.temperature)
-        device = self.target.device
+        device = device_of(self.target)
         inputs = pad_left(self.batches[prompt], self._pad_token_id(), device)
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             if self.temperature is not None:

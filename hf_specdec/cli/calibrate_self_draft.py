@@ -15,7 +15,7 @@ from hf_specdec.cli.texts import encode_prompt, read_texts
 
 
 if TYPE_CHECKING:
-    from hf_specdec.training.exit_heads import LayerCosts, Observer, Replayed
+    from hf_specdec.training.exit_heads import ExitTrace, LayerCosts, Observer, Replayed
 
 
 __all__ = ["self_draft"]
@@ -41,12 +41,18 @@ def self_draft(
     chat: opt.Chat = None,
     system: opt.System = None,
     max_new_tokens: opt.MaxNewTokens = 64,
+    ablation: Annotated[
+        bool,
+        typer.Option(
+            "--ablation", help="Also replay without annealing, depth bound and width bound; three exits or more."
+        ),
+    ] = False,
     save: Annotated[Path | None, typer.Option("--save", help="Folder to write speculative_config.json to.")] = None,
     dtype: opt.DType = opt.DTypeName.auto,
     as_json: opt.Json = False,
     debug: opt.Debug = False,
 ) -> None:
-    """Find exits, annealing, threshold and width by replaying what exits say along the model's own answers."""
+    """Find exits, annealing, threshold, depth and width by replaying what exits say along the model's own answers."""
     from hf_specdec import ExitHeads, SelfDraftConfig
     from hf_specdec.training.exit_heads import Observer, best_policy, trace_exits
 
@@ -67,13 +73,17 @@ def self_draft(
                 show(index + 1, len(prompts))
         costs = _costs(models.target, observer)
         best = best_policy(traces, observer.exits, depth, costs)
+        parts = _ablation(traces, observer.exits, depth, costs) if ablation else None
     config = SelfDraftConfig(**vars(best.policy), exit_heads=exit_heads)
     path = None if save is None else config.save_pretrained(save)
     if as_json:
         found = {"target": target, "saved": None if path is None else str(path), "pays": best.speed_up >= _LEAST_GAIN}
+        found |= {} if parts is None else {"ablation": parts}
         print_json({**found, "costs": vars(costs), "num_texts": len(traces), **best.to_dict()})
         return
     _print(best, costs)
+    if parts is not None:
+        _print_ablation(parts)
     if path is not None:
         note(f"saved {path}: use it with --config {save}")
 
@@ -130,11 +140,38 @@ def _costs(target: Any, observer: Observer) -> LayerCosts:
     return LayerCosts((step - head) / len(observer.layers), head, step, max(0.0, passes.v(4) - 1) / 4)
 
 
+def _ablation(traces: list[ExitTrace], exits: tuple[int, ...], depth: int, costs: LayerCosts) -> dict[str, Any]:
+    from hf_specdec.training.exit_heads import ablate, precision_at_coverage
+
+    parts = {name: each.to_dict() for name, each in ablate(traces, exits, depth, costs).items()}
+    return {"exits": list(exits), "parts": parts, "precision_at_coverage": precision_at_coverage(traces, exits)}
+
+
+def _print_ablation(found: dict[str, Any]) -> None:
+    typer.echo(f"\nexits {found['exits']}, each row with its own best settings:")
+    typer.echo("| rule | speed-up | tokens/round | acceptance | tau | alpha | depth | width |\n|---|" + "---:|" * 7)
+    for name, part in found["parts"].items():
+        policy = part["policy"]
+        typer.echo(
+            f"| {name} | {part['speed_up']:.2f}x | {part['tokens_per_round']:.2f} | {part['acceptance']:.1%} | "
+            f"{policy['confidence_threshold']} | {policy['annealing']} | {policy['max_depth']} | {policy['max_width']} |"
+        )
+    table = found["precision_at_coverage"]
+    coverages = list(next(iter(table.values())))
+    typer.echo("\nPrecision of the tokens that leave, by the share of tokens that do (tau is set for it):")
+    typer.echo(
+        "| alpha | " + " | ".join(f"{share:.0%}" for share in coverages) + " |\n|---|" + "---:|" * len(coverages)
+    )
+    for annealing, row in table.items():
+        typer.echo(f"| {annealing} | " + " | ".join(f"{share:.1%}" for share in row.values()) + " |")
+
+
 def _print(best: Replayed, costs: LayerCosts) -> None:
     policy = best.policy
+    bound = "" if policy.max_depth is None else f", max_depth={policy.max_depth}"
     typer.echo(
         f"exit_layers={list(policy.exit_layers or ())}, confidence_threshold={policy.confidence_threshold}, "
-        f"annealing={policy.annealing}, max_width={policy.max_width}"
+        f"annealing={policy.annealing}, max_width={policy.max_width}{bound}"
     )
     typer.echo(
         f"predicted: {best.speed_up:.2f}x plain decoding, {best.tokens_per_round:.2f} tokens per round, "

@@ -14,6 +14,7 @@ from torch import Tensor
 from hf_specdec._compat import undecorated_model
 from hf_specdec.configs import BaseConfig
 from hf_specdec.generation import generate
+from hf_specdec.placement import device_of
 from hf_specdec.stats import RowStats, SpeculativeStats
 
 
@@ -132,7 +133,7 @@ class GreedyRuns:
         for row, tokens in enumerate(prompts):
             ids[row, columns - len(tokens) :] = tokens
             mask[row, columns - len(tokens) :] = 1
-        device = undecorated_model(self.model).device
+        device = device_of(self.model)
         return ids.to(device), mask.to(device)
 
     def _without_padding(self, tokens: Tensor) -> list[int]:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from accelerate import Accelerator  # type: ignore[import-untyped]
 
 from hf_specdec.errors import InvalidConfigError
@@ -42,8 +43,9 @@ def train_in_stages(
 ) -> list[StepLog]:
     """Trains `network` in place by each stage, with an even share of the steps and a cosine of its own.
 
-    Stages that learn from rounds record them on the texts' prompts with the drafter as it then is, and train on what was
-    decoded. The frozen reference of a stage is the drafter that the stage starts from.
+    Stages that learn from rounds record them with the drafter as it then is, on the prompts of as many texts as their steps
+    read, drawn by the seed and the stage, and train on what was decoded. The frozen reference of a stage is the drafter that
+    the stage starts from.
 
     Args:
         target (`PreTrainedModel`): The target.
@@ -76,7 +78,8 @@ def train_in_stages(
         folder = out / f"stage-{number}" if len(stages) > 1 else out
         book = None
         if recipe.rounds and not (resume and _is_finished(folder, share)):
-            book = _book(target, network, texts, recipe, folder / "rounds", resume, on_recorded)
+            read = _drawn(texts, share.max_steps * share.batch_size, options.seed * 1_000_003 + number)
+            book = _book(target, network, read, recipe, folder / "rounds", resume, on_recorded)
 
         def shifted(log: StepLog, first: int = first) -> None:
             moved = replace(log, step=log.step + first)
@@ -100,6 +103,14 @@ def train_in_stages(
             on_step=shifted,
         )
     return logs
+
+
+def _drawn(texts: Sequence[Text], most: int, seed: int) -> Sequence[Text]:
+    """At most so many of the texts, in their order."""
+    if most >= len(texts):
+        return texts
+    drawn = torch.randperm(len(texts), generator=torch.Generator().manual_seed(seed))[:most]
+    return [texts[index] for index in sorted(drawn.tolist())]
 
 
 def _is_finished(folder: Path, options: TrainingOptions) -> bool:

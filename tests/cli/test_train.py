@@ -66,6 +66,15 @@ def test_a_run_goes_on_from_another_drafter(pair, options, run_json, tmp_path):
     assert all(torch.allclose(a, b, atol=1e-12) for a, b in zip(one.parameters(), two.parameters(), strict=True))
 
 
+def test_a_drafter_of_another_tokenizer_is_not_gone_on_with(pair, options, run, run_json, tmp_path):
+    run_json(*options, "--recipe", "hass", "--max-steps", 2)
+    config = tmp_path / "drafter" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"target_tokenizer": "0" * 64}))
+    again = [tmp_path / "second" if part == tmp_path / "drafter" else part for part in options]
+    stderr = run(*again, "--recipe", "hass", "--max-steps", 2, "--start", tmp_path / "drafter", code=2).stderr
+    assert "whose tokenizer have the hash" in " ".join(stderr.split())
+
+
 def test_checkpoints_are_not_overwritten_unasked(options, run, run_json):
     whole = run_json(*options, "--recipe", "hass", "--max-steps", 2)
     assert "--resume" in run(*options, "--recipe", "hass", "--max-steps", 2, code=2).stderr
@@ -189,6 +198,8 @@ def test_rounds_of_live_use_are_learnt(pair, options, run, run_json, tmp_path, r
     assert not all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
     asked = [*again, "--start", first, "--resume"]
     assert run_json(*asked)["tau_recorded"] == pytest.approx(found["tau_recorded"])
+    record(pair, live)  # the folder has grown since
+    assert "other texts or rounds" in " ".join(run(*asked, code=2).stderr.split())
 
 
 def test_live_use_that_cannot_be_learnt_is_refused(pair, options, run, tmp_path):

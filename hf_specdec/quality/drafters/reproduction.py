@@ -11,10 +11,13 @@ import argparse
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from hf_specdec.demo import corpus, tokenizer
 from hf_specdec.demo.pair import Pair, load_pair
@@ -34,6 +37,8 @@ from hf_specdec.training.trainer import StepLog
 
 
 __all__ = ["Plan", "reproduce", "windows"]
+
+Show = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +78,7 @@ def reproduce(
     *,
     options: RCSDTraining | None = None,
     library: Path | None = None,
+    progress: Show = lambda part, done, total: None,
 ) -> dict[str, Any]:
     """Trains what is not trained yet, measures everything, and writes the report.
 
@@ -84,12 +90,15 @@ def reproduce(
         plan ([`Plan`]): How much of everything.
         options ([`RCSDTraining`], *optional*): How the RCSD stages are to be done.
         library (`Path`, *optional*): Folder whose docstrings are read; the standard library by default.
+        progress (`Callable[[str, int, int], None]`, *optional*): Called with the name of a part, what is done of it, and all
+            there is of it.
     """
     out.mkdir(parents=True, exist_ok=True)
     training, held_out = (tokenizer.encode_all(pair.tokenizer, side) for side in corpus.load(docs, library))
     prompts = windows(held_out, plan.held_out, plan.prompt_tokens)
-    texts = _texts(pair.target, windows(training, plan.texts, plan.prompt_tokens), out / "texts.jsonl", plan)
-    workshop = _Workshop(pair, texts, prompts, plan)
+    asked = windows(training, plan.texts, plan.prompt_tokens)
+    texts = _texts(pair.target, asked, out / "texts.jsonl", plan, partial(progress, "texts"))
+    workshop = _Workshop(pair, texts, prompts, plan, progress)
     hass = workshop.drafter(out / "hass", None, [RECIPES["hass"]], plan.hass_steps, plan.hass_rate, seed=0)
     stages = {name: stages_of(name, options) for name in ("rcsd-dpo", "rcsd-grpo")}
     stages["control"] = [Recipe("eagle", KLLoss(), num_steps=6, detach=False)]
@@ -102,8 +111,9 @@ def reproduce(
             for seed in plan.seeds
         ]
     arms = compare_drafters(
-        pair.target, drafters, prompts, steps=plan.steps, max_new_tokens=plan.measured_tokens, batch_size=32
-    )
+        pair.target, drafters, prompts, steps=plan.steps, max_new_tokens=plan.measured_tokens, batch_size=32,
+        progress=partial(progress, "measuring"),
+    )  # fmt: skip
     found = compare(arms, baseline="hass", control="control")
     about = {"seeds": list(plan.seeds), "plan": asdict(plan), "rcsd": asdict(options or RCSDTraining())}
     write_report(report, found, model="demo", dataset="pydocs", about={**about, "hass_history": _history(out / "hass")})
@@ -118,6 +128,7 @@ class _Workshop:
     texts: list[Text]
     prompts: list[list[int]]
     plan: Plan
+    progress: Show
 
     def __post_init__(self) -> None:
         self.kept = KeptFeatures()
@@ -156,7 +167,7 @@ class _Workshop:
             resume=True,
             observer=self.kept,
             evaluate=lambda: self._tau(network),
-            on_step=_logger(folder / "log.jsonl"),
+            on_step=_logger(folder / "log.jsonl", lambda log: self.progress(folder.name, log.step, steps)),
         )
         export_drafter(network, folder)
         return network
@@ -181,7 +192,14 @@ def windows(ids: torch.Tensor, count: int, length: int) -> list[list[int]]:
 
 
 @torch.no_grad()
-def _texts(target: Any, prompts: list[list[int]], file: Path, plan: Plan, batch_size: int = 128) -> list[Text]:
+def _texts(
+    target: Any,
+    prompts: list[list[int]],
+    file: Path,
+    plan: Plan,
+    progress: Callable[[int, int], None],
+    batch_size: int = 128,
+) -> list[Text]:
     """The target's greedy texts, written down as they come; a text ends with its end token."""
     written = file.read_text() if file.exists() else ""
     whole = written[: written.rfind("\n") + 1]  # a killed run may leave half a line
@@ -200,15 +218,17 @@ def _texts(target: Any, prompts: list[list[int]], file: Path, plan: Plan, batch_
                 rows.append(row[: plan.prompt_tokens] + kept)
                 lines.write(json.dumps(rows[-1]) + "\n")
             lines.flush()
+            progress(len(rows), len(prompts))
     return [Text(tuple(row), plan.prompt_tokens) for row in rows]
 
 
-def _logger(file: Path) -> Callable[[StepLog], None]:
-    """Writes a line for each step."""
+def _logger(file: Path, show: Callable[[StepLog], None]) -> Callable[[StepLog], None]:
+    """Writes a line for each step, and shows it."""
 
     def write(log: StepLog) -> None:
         with file.open("a") as lines:
             lines.write(json.dumps(asdict(log)) + "\n")
+        show(log)
 
     return write
 
@@ -218,6 +238,18 @@ def _history(folder: Path) -> list[dict[str, float]]:
     file = folder / "log.jsonl"
     logs = [json.loads(line) for line in file.read_text().splitlines()]
     return [{"step": log["step"], **log["evaluation"]} for log in logs if log["evaluation"]]
+
+
+def _bars(bars: Progress) -> Show:
+    """A bar for each part, from when it begins."""
+    known: dict[str, TaskID] = {}
+
+    def show(part: str, done: int, total: int) -> None:
+        if part not in known:
+            known[part] = bars.add_task(part, total=total)
+        bars.update(known[part], completed=done, total=total)
+
+    return show
 
 
 def _main() -> None:
@@ -233,7 +265,9 @@ def _main() -> None:
     given = vars(parser.parse_args())
     torch.set_num_threads(given["threads"])
     plan = Plan(seeds=tuple(given["seeds"]), **{name: given[name] for name in numbers})
-    reproduce(load_pair(), given["docs"], given["out"], given["report"], plan)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bars:
+        reproduce(load_pair(), given["docs"], given["out"], given["report"], plan, progress=_bars(bars))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Fitting exit heads to a frozen target."""
 
+from hf_specdec.training.exit_heads.ablation import ablate, precision_at_coverage
 from hf_specdec.training.exit_heads.agreement import ExitAgreement, measure_agreement
 from hf_specdec.training.exit_heads.fitting import fit_exit_heads
 from hf_specdec.training.exit_heads.observing import Observation, Observer
@@ -18,9 +19,11 @@ __all__ = [
     "Observation",
     "Observer",
     "Replayed",
+    "ablate",
     "best_policy",
     "fit_exit_heads",
     "measure_agreement",
+    "precision_at_coverage",
     "replay",
     "trace_exits",
 ]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from itertools import combinations
+from dataclasses import asdict, dataclass, replace
+from itertools import combinations, product
 from typing import Any, final
 
 import torch
@@ -21,7 +21,7 @@ __all__ = ["ExitTrace", "LayerCosts", "Replayed", "best_policy", "replay", "trac
 
 ANNEALINGS = (0.0, 0.5, 1.0)
 THRESHOLDS = (0.0, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9)
-WIDTHS = (1, 2, 4, 6)
+WIDTHS = (1, 2, 3, 4, 6)
 
 
 @dataclass(frozen=True)
@@ -104,8 +104,8 @@ def trace_exits(
 
 
 def replay(traces: Sequence[ExitTrace], policy: ExitPolicy, num_layers: int, costs: LayerCosts) -> Replayed:
-    """Runs the rounds of a policy along the traces. Exact for what is accepted; a draft after a wrong one is taken to end
-    the round, though in a run it may go on and cost more.
+    """Runs the rounds of a policy along the traces. Exact for what is accepted; what a round drafts after a wrong token is
+    taken to be as sure as what the text says there, and costs as much.
 
     Args:
         traces (`Sequence[ExitTrace]`): Traces with the policy's exit layers and annealing.
@@ -113,48 +113,40 @@ def replay(traces: Sequence[ExitTrace], policy: ExitPolicy, num_layers: int, cos
         num_layers (`int`): Depth of the target.
         costs ([`LayerCosts`]): What layers, heads and steps cost.
     """
-    rounds = drafts = accepted = 0
+    exits = policy.exits_of(num_layers)
+    rounds = verified = accepted = 0
     seconds = 0.0
     for trace in traces:
-        leaves, right = _exits(trace, policy)
-        at, length = 0, len(leaves)
-        while at < length:
-            width = hits = 0
-            layers: list[int] = []
-            while width < policy.max_width and at + width < length:
-                depth = leaves[at + width]
-                layers.append(depth or policy.exits_of(num_layers)[-1])
-                seconds += costs.head * _asked(policy, depth)
-                if depth == 0:
-                    break
-                width += 1
-                if not right[at + width - 1]:
-                    break
-                hits += 1
-            seconds += _round_seconds(layers, width, num_layers, costs)
-            rounds, drafts, accepted = rounds + 1, drafts + width, accepted + hits
-            at += hits + 1
+        leaves, right = _exits(trace, policy, exits)
+        at = 0
+        while at < len(leaves):
+            drafted = leaves[at : at + policy.max_width]
+            is_hard = 0 in drafted
+            drafted = drafted[: drafted.index(0)] if is_hard else drafted
+            hits = right[at : at + len(drafted)]
+            hits = hits[: hits.index(False)] if False in hits else hits
+            seconds += _round_seconds(drafted, exits, is_hard, num_layers, costs)
+            rounds, accepted = rounds + 1, accepted + len(hits)
+            verified += min(len(hits) + 1, len(drafted))
+            at += len(hits) + 1
     tokens = accepted + rounds
     return Replayed(
-        policy, tokens / max(rounds, 1), accepted / max(drafts, 1), tokens * costs.step / max(seconds, 1e-12)
+        policy, tokens / max(rounds, 1), accepted / max(verified, 1), tokens * costs.step / max(seconds, 1e-12)
     )
 
 
-def _round_seconds(layers: list[int], width: int, num_layers: int, costs: LayerCosts) -> float:
-    """A token's layers below its exit run alone, and all the rest in one pass."""
-    alone = costs.layer * sum(layers)
-    together = costs.step - costs.layer * min(layers)
-    return alone + together * (1.0 + costs.row * width)
+def _round_seconds(
+    drafted: list[int], exits: tuple[int, ...], is_hard: bool, num_layers: int, costs: LayerCosts
+) -> float:
+    """What the drafts took below their exits, and a pass for the newest token, which a hard one has begun already; above the
+    exits it takes the others along."""
+    asked = sum(exits.index(depth) + 1 for depth in drafted) + len(exits) * is_hard
+    taken_along = costs.row * len(drafted) * (costs.step - costs.layer * min(drafted, default=0))
+    return costs.layer * sum(drafted) + costs.head * asked + costs.step + taken_along
 
 
-def _asked(policy: ExitPolicy, depth: int) -> int:
-    layers = policy.exit_layers or ()
-    return layers.index(depth) + 1 if depth else len(layers)
-
-
-def _exits(trace: ExitTrace, policy: ExitPolicy) -> tuple[list[int], list[bool]]:
+def _exits(trace: ExitTrace, policy: ExitPolicy, layers: tuple[int, ...]) -> tuple[list[int], list[bool]]:
     """By position, the layer after which a token leaves, 0 where it does not, and whether its draft is right."""
-    layers = policy.exit_layers or ()
     length = len(trace.right[layers[0]])
     depths, right = torch.zeros(length, dtype=torch.long), torch.zeros(length, dtype=torch.bool)
     for depth in reversed(layers):
@@ -165,7 +157,8 @@ def _exits(trace: ExitTrace, policy: ExitPolicy) -> tuple[list[int], list[bool]]
 
 
 def best_policy(traces: Sequence[ExitTrace], exits: Sequence[int], num_layers: int, costs: LayerCosts) -> Replayed:
-    """The policy with the largest predicted speed-up among one or two of the exits and the grids of this module.
+    """The policy with the largest predicted speed-up: of one or two of the exits, or of all down to a `max_depth`, over the
+    grids of this module.
 
     Raises:
         [`InvalidConfigError`]: If there are no traces.
@@ -177,10 +170,7 @@ def best_policy(traces: Sequence[ExitTrace], exits: Sequence[int], num_layers: i
 
 
 def _policies(exits: Sequence[int]) -> Iterator[ExitPolicy]:
-    for layers in (*((depth,) for depth in exits), *combinations(exits, 2)):
-        for annealing in ANNEALINGS:
-            for threshold in THRESHOLDS:
-                for width in WIDTHS:
-                    yield ExitPolicy(
-                        exit_layers=layers, annealing=annealing, confidence_threshold=threshold, max_width=width
-                    )
+    some = [ExitPolicy(exit_layers=layers) for size in (1, 2) for layers in combinations(exits, size)]
+    down_to = [ExitPolicy(exit_layers=tuple(exits), max_depth=depth) for depth in exits[2:]]
+    for policy, annealing, threshold, width in product((*some, *down_to), ANNEALINGS, THRESHOLDS, WIDTHS):
+        yield replace(policy, annealing=annealing, confidence_threshold=threshold, max_width=width)

@@ -22,8 +22,8 @@ def test_a_trace_replayed_by_hand():
     # Rounds: three drafts, two right; a hard token; two drafts until the text ends, both right.
     assert found.tokens_per_round == pytest.approx(7 / 3)
     assert found.acceptance == pytest.approx(4 / 5)
-    drafting = (3 * 2 + 2 + 2 * 2) * 1.0 + 6 * 0.5
-    verifying = 8.5 * (1.3 + 1.0 + 1.2)
+    drafting = (3 * 2 + 2 * 2) * 1.0 + 6 * 0.5  # a hard token costs its exit alone: it is the newest one of its pass
+    verifying = 3 * 10.5 + 8.5 * (0.3 + 0.2)
     assert found.speed_up == pytest.approx(7 * 10.5 / (drafting + verifying))
 
 
