@@ -78,7 +78,8 @@ def train_in_stages(
         folder = out / f"stage-{number}" if len(stages) > 1 else out
         book = None
         if recipe.rounds and not (resume and _is_finished(folder, share)):
-            read = _drawn(texts, share.max_steps * share.batch_size, options.seed * 1_000_003 + number)
+            most = min(share.max_steps * share.batch_size, recipe.recorded_texts or len(texts))
+            read = _drawn(texts, most, options.seed * 1_000_003 + number)
             book = _book(target, network, read, recipe, folder / "rounds", resume, on_recorded)
         train(
             target,

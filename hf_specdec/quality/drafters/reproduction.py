@@ -259,13 +259,22 @@ def _main() -> None:
     numbers = {name: value for name, value in asdict(Plan()).items() if isinstance(value, int | float)}
     for name, value in numbers.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value)
+    parser.add_argument("--recorded-texts", type=int, help="texts that DPO records each time")
     parser.add_argument("--seeds", type=int, nargs="+", default=list(Plan().seeds))
     given = vars(parser.parse_args())
     torch.set_num_threads(given["threads"])
     plan = Plan(seeds=tuple(given["seeds"]), **{name: given[name] for name in numbers})
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True)) as bars:
-        reproduce(load_pair(), given["docs"], given["out"], given["report"], plan, progress=_bars(bars))
+        reproduce(
+            load_pair(),
+            given["docs"],
+            given["out"],
+            given["report"],
+            plan,
+            options=RCSDTraining(recorded_texts=given["recorded_texts"]),
+            progress=_bars(bars),
+        )
 
 
 if __name__ == "__main__":
