@@ -88,14 +88,10 @@ class SpeculativeDecoder:
         started = time.perf_counter()
         check_model(model)
         _check_mode(model, generation_config, model_kwargs)
-        stats = SpeculativeStats()
-        drafting = drafting_of(
-            self.config, self.assistant, model, generation_config, stats, tokenizer=self.tokenizer,
-            assistant_tokenizer=self.assistant_tokenizer, synced_gpus=self.synced_gpus,
-        )  # fmt: skip
-        check_tree(self.config, model, cache_argument(model_kwargs), generation_config)
+        stats, given = SpeculativeStats(), cache_argument(model_kwargs)
+        drafting = self._drafting(model, given, generation_config, stats)
         texts = _sequences(input_ids, stopping_criteria, generation_config)
-        lockstep = self._lockstep(texts, logits_processor, cache_argument(model_kwargs), generation_config)
+        lockstep = self._lockstep(texts, logits_processor, given, generation_config)
         drafting = drafting.for_prompts(texts.tokens[:, : texts.prompt_columns])
         with drafting.of_prompt(texts.prompt_columns):
             outputs = read_prompt(model, input_ids, generation_config, model_kwargs)
@@ -109,13 +105,7 @@ class SpeculativeDecoder:
             run = self._run(model, target, texts, outputs, logits_processor, generation_config, steps, lockstep)
             run.drops_rows = not keeps_cache and _may_drop_rows(run, model_kwargs)
             drafting.start(run, cache)
-            self.stream.skip(texts.prompt_columns)
-            for round_ in speculate(run, outputs):
-                stats.add(round_)
-                self.stream.show(texts.tokens, int(texts.lengths.max()))
-                if self.round_callback is not None:
-                    self.round_callback(round_)
-            sequences = texts.finish()
+            sequences = self._decode(run, outputs, stats)
             _settle(run, keeps_cache)
         except BaseException:
             if keeps_cache:
@@ -130,6 +120,28 @@ class SpeculativeDecoder:
         if self.stats_callback is not None:
             self.stats_callback(stats)
         return result_of(generation_config, sequences, run.record, steps, cache, stats)
+
+    def _drafting(
+        self, model: PreTrainedModel, cache: Any, generation_config: GenerationConfig, stats: SpeculativeStats
+    ) -> Drafting:
+        """What drafts, after everything that speaks against it."""
+        drafting = drafting_of(
+            self.config, self.assistant, model, generation_config, stats, tokenizer=self.tokenizer,
+            assistant_tokenizer=self.assistant_tokenizer, synced_gpus=self.synced_gpus,
+        )  # fmt: skip
+        check_tree(self.config, model, cache, generation_config)
+        return drafting
+
+    def _decode(self, run: Run, prompt_outputs: Any, stats: SpeculativeStats) -> Tensor:
+        """The final texts, `(batch, length)`; whoever wants to see rounds sees each as it ends."""
+        texts = run.sequences
+        self.stream.skip(texts.prompt_columns)
+        for round_ in speculate(run, prompt_outputs):
+            stats.add(round_)
+            self.stream.show(texts.tokens, int(texts.lengths.max()))
+            if self.round_callback is not None:
+                self.round_callback(round_)
+        return texts.finish()
 
     def _run(
         self,

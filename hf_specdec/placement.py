@@ -8,8 +8,8 @@ from itertools import chain
 from typing import Any
 
 import torch
-from accelerate.hooks import AlignDevicesHook
-from accelerate.utils import align_module_device
+from accelerate.hooks import AlignDevicesHook  # type: ignore[import-untyped]
+from accelerate.utils import align_module_device  # type: ignore[import-untyped]
 from torch import Tensor, nn
 
 

@@ -1,10 +1,13 @@
 """How the bundled drafters are made, at its smallest: EAGLE-3 trains and resumes, and a run's folders become bf16 ones."""
 
 import json
+import re
+import zlib
 
 import torch
 from safetensors.torch import load_file
 
+from hf_specdec.demo.corpus import HELD_OUT_EVERY
 from hf_specdec.demo.pair import load_pair
 from hf_specdec.networks import AutoDrafter
 from hf_specdec.networks.export import export_drafter
@@ -81,9 +84,10 @@ def test_one_seed_of_every_finished_drafter_is_bundled(tmp_path):
 def test_prompts_come_from_held_out_text(tmp_path):
     docs, library = tmp_path / "docs.jsonl", tmp_path / "library"
     library.mkdir()
-    pages = [{"id": f"page{number}", "text": f"Page {number} is about lists and tuples. " * 8} for number in range(90)]
+    pages = [{"id": f"page{number}", "text": f"Page {number} is about lists and tuples. " * 8} for number in range(120)]
     docs.write_text("".join(json.dumps(page) + "\n" for page in pages))
     write_prompts(docs, tmp_path / "new" / "prompts.jsonl", load_pair().tokenizer, library=library)
     prompts = [json.loads(line)["prompt"] for line in (tmp_path / "new" / "prompts.jsonl").read_text().splitlines()]
     assert len(prompts) == 24
-    assert all("lists and tuples" in prompt for prompt in prompts)
+    shown = {int(number) for prompt in prompts for number in re.findall(r"Page (\d+) is", prompt)}
+    assert shown == {number for number in range(120) if zlib.crc32(f"page{number}".encode()) % HELD_OUT_EVERY == 0}
