@@ -14,6 +14,7 @@ from hf_specdec.compatibility import check_tokenizers
 from hf_specdec.configs import CSDConfig
 from hf_specdec.errors import InvalidConfigError
 from hf_specdec.generation import generate
+from hf_specdec.placement import device_of
 from hf_specdec.stats import SpeculativeStats
 
 
@@ -90,11 +91,7 @@ def calibrate_csd(
     if not prompts:
         raise InvalidConfigError("there is no prompt to calibrate on")
     check_tokenizers(target, draft, tokenizer, None)
-    kept = CorrectionMemory(max_entries, pair_fingerprint(target.config, draft.config))
-    if memory is not None:
-        before, kept = kept, memory.copy()
-        kept.merge(before)  # which refuses another pair of models
-        kept.fingerprint = before.fingerprint
+    kept = _memory_for(pair_fingerprint(target.config, draft.config), memory, max_entries)
     config = CSDConfig(
         memory=kept, frequency_threshold=math.inf, length=length, drafting="model", guard=None, on_drafter_error="raise"
     )
@@ -117,6 +114,17 @@ def calibrate_csd(
     )
 
 
+def _memory_for(fingerprint: str, memory: CorrectionMemory | None, max_entries: int) -> CorrectionMemory:
+    """A memory for a pair of models: a new one, or a copy of one of the same pair."""
+    new = CorrectionMemory(max_entries, fingerprint)
+    if memory is None:
+        return new
+    kept = memory.copy()
+    kept.merge(new)  # which refuses another pair of models
+    kept.fingerprint = fingerprint
+    return kept
+
+
 @torch.no_grad()
 def _answer(
     target: Any,
@@ -126,7 +134,7 @@ def _answer(
     max_new_tokens: int,
     keep: Callable[[SpeculativeStats], None],
 ) -> None:
-    ids = torch.tensor([list(prompt)], device=target.device)
+    ids = torch.tensor([list(prompt)], device=device_of(target))
     target.generate(
         input_ids=ids,
         attention_mask=torch.ones_like(ids),

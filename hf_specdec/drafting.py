@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from os import PathLike
 from typing import Any
@@ -53,6 +53,7 @@ class Drafting:
         trees (`bool`): Whether the target is shown trees.
         prompt_states (`tuple[TargetFeatures, ...]`): Hidden states that are kept of the prompt alone.
         twin_for (`Callable`, *optional*): From the prompts' tokens to a target with a smaller head, and the ids it scores.
+        twin (`tuple`, *optional*): The two for the prompts of this run.
     """
 
     make: Callable[[Run], DrafterBase]
@@ -61,6 +62,11 @@ class Drafting:
     trees: bool = False
     prompt_states: tuple[TargetFeatures, ...] = ()
     twin_for: Callable[[Tensor], tuple[Any, Tensor]] | None = None
+    twin: tuple[Any, Tensor] | None = None
+
+    def for_prompts(self, tokens: Tensor) -> Drafting:
+        """What needs to know the prompts (`(batch, columns)`), which may fail, is made before the target reads them."""
+        return self if self.twin_for is None else replace(self, twin=self.twin_for(tokens))
 
     @contextmanager
     def of_prompt(self, prompt_columns: int) -> Iterator[None]:
@@ -81,8 +87,8 @@ class Drafting:
         reducing, forward = forward, partial(forward, model)
         if self.gate is not None:
             layered = LayeredLM(model, gate=self.gate, forward=forward, **options)
-            if self.twin_for is not None:
-                twin, token_ids = self.twin_for(options["held"])
+            if self.twin is not None:
+                twin, token_ids = self.twin
                 layered.climb_with(twin, partial(reducing, twin), token_ids)
             return layered
         if self.features is None:

@@ -12,6 +12,7 @@ from hf_specdec.errors import InvalidConfigError
 from hf_specdec.linear import PackedLinear, pack_linears
 from hf_specdec.networks.auto import AutoDrafter
 from hf_specdec.networks.checkpoint import is_draft_checkpoint
+from hf_specdec.placement import device_of
 
 
 __all__ = ["load_assistant", "load_model"]
@@ -74,4 +75,4 @@ def load_assistant(id_or_path: str | os.PathLike[str], target: Any) -> PreTraine
         if any(isinstance(module, PackedLinear) for module in target.modules()):
             pack_linears(network)
         return network
-    return load_model(id_or_path, dtype=target.dtype, device_map={"": target.device})
+    return load_model(id_or_path, dtype=target.dtype, device_map={"": device_of(target)})

@@ -28,6 +28,7 @@ from hf_specdec._compat import (
 )
 from hf_specdec.cache_rows import DROPPED, can_realign, realign, select_rows
 from hf_specdec.errors import UnsupportedModelError
+from hf_specdec.placement import device_of
 
 
 __all__ = ["PrefixLM", "check_croppable", "read_prompt"]
@@ -39,8 +40,8 @@ def check_croppable(cache: Cache, model: Any) -> None:
         kinds = sorted({type(layer).__name__ for layer in stuck})
         other = ", or with the default cache" if isinstance(cache, StaticCache | QuantizedCache) else ""
         raise UnsupportedModelError(
-            f"{type(undecorated_model(model)).__name__} keeps a cache that cannot be cropped ({', '.join(kinds)}), so "
-            f"rejected drafts would stay in its state. Decode it without `speculative_config`{other}."
+            f"{type(undecorated_model(model)).__name__} keeps a {type(cache).__name__} that cannot be cropped "
+            f"({', '.join(kinds)}), so rejected drafts would stay in its state. Decode it without `speculative_config`{other}."
         )
 
 
@@ -67,6 +68,8 @@ def read_prompt(
         filled = outputs.get(CACHE_KEY, cache)
         check_croppable(filled, model)  # recurrent layers know it only once they hold something
         _check_filled(filled, model)
+        # A view of the last column would keep all of those that a model without `logits_to_keep` computes.
+        outputs["logits"] = outputs.logits[:, -1:].clone()
     except BaseException:
         try:
             _crop_layers(cache, columns)
@@ -139,7 +142,7 @@ class PrefixLM:
         forward: Callable[..., Any] | None = None,
     ) -> None:
         self.model = model
-        self.device = undecorated_model(model).device
+        self.device = device_of(undecorated_model(model))
         self.pad_token_id = pad_token_id
         self.prompt_mask = None if prompt_mask is None or bool(prompt_mask.all()) else prompt_mask.cpu()
         self.cache = cache

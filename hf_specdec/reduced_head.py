@@ -21,7 +21,8 @@ from hf_specdec._compat import undecorated_model
 from hf_specdec.compatibility import saved_tokenizer
 from hf_specdec.drafters import AssistantDrafter, DraftSettings, DraftVocabulary
 from hf_specdec.errors import InvalidConfigError, UnsupportedModelError
-from hf_specdec.linear import PackedLinear, packing_problem
+from hf_specdec.linear import PackedLinear, SharedLinear, packing_problem
+from hf_specdec.placement import is_sharded
 
 
 __all__ = ["ReducedHead", "assistant_drafter", "reduce_head", "reduced_twins"]
@@ -163,10 +164,16 @@ def reduce_head(model: Any, token_ids: tuple[int, ...], more: tuple[int, ...] = 
 def _head(model: Any) -> Any:
     plain = undecorated_model(model)
     head = plain.get_output_embeddings()
-    if type(head) is not nn.Linear and not isinstance(head, PackedLinear):  # subclasses compute something else
+    if type(head) is not nn.Linear and not isinstance(
+        head, PackedLinear | SharedLinear
+    ):  # other subclasses compute something else
         raise UnsupportedModelError(
             f"the output head of {type(plain).__name__} is a {type(head).__name__} and no plain linear layer, so it cannot be "
             "reduced. Drop draft_vocabulary"
+        )
+    if is_sharded(head):
+        raise UnsupportedModelError(
+            f"the output head of {type(plain).__name__} is cut into shards, so it cannot be reduced. Drop draft_vocabulary"
         )
     return head
 

@@ -18,6 +18,7 @@ from hf_specdec.features import TargetFeatures
 from hf_specdec.layer_gate import LayerGate
 from hf_specdec.layered_lm import LayeredLM
 from hf_specdec.networks.exit_heads import ExitHeads
+from hf_specdec.placement import device_of
 from hf_specdec.prefix_lm import PrefixLM
 
 
@@ -122,10 +123,10 @@ def self_draft_of(config: BaseConfig, assistant: Any, model: Any) -> SelfDraft |
 def _load_heads(name: str, model: Any) -> ExitHeads:
     """The heads of a path or Hub id, read once for each model, and again when their folder has changed."""
     folder = Path(name) / "config.json"
-    key = (name, folder.stat().st_mtime_ns if folder.is_file() else 0, model.dtype, model.device)
+    key = (name, folder.stat().st_mtime_ns if folder.is_file() else 0, model.dtype, device_of(model))
     known = _LOADED.setdefault(undecorated_model(model), {})
     if key not in known:
         heads = ExitHeads.from_pretrained(name, dtype=model.dtype, use_safetensors=True)
         known.clear()
-        known[key] = heads.to(model.device)
+        known[key] = heads.to(device_of(model))
     return known[key]

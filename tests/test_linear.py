@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 import hf_specdec
 from hf_specdec import linear
-from hf_specdec.linear import PackedLinear, pack_linears
+from hf_specdec.linear import PackedLinear, SharedLinear, pack_linears
 from tests.toys import prompts, tiny_llama
 
 
@@ -96,10 +96,43 @@ def test_loading_a_state_packs_the_new_weights():
 def test_a_tied_head_is_packed_only_on_request():
     model = tiny_llama(tie_word_embeddings=True)
     report = pack_linears(model)
-    assert list(report.skipped) == ["lm_head"]
-    assert "twice" in report.skipped["lm_head"]
-    assert type(model.lm_head) is nn.Linear
+    assert report.num_packed == 4 * 7
+    assert report.num_shared == 1
+    assert isinstance(model.lm_head, SharedLinear)
+    assert not report.skipped
+    assert model.lm_head.weight is model.model.embed_tokens.weight
     assert pack_linears(model, tied_head=True).num_packed == 1
+    assert isinstance(model.lm_head, PackedLinear)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 4, 40])
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_shared_weight_is_read_in_place(rows, bias, monkeypatch):
+    dense = nn.Linear(96, 160, bias=bias)
+    model = nn.ModuleDict({"head": dense, "embedding": nn.Embedding(160, 96, _weight=dense.weight)})
+    model["embedding"].weight = dense.weight
+    inputs = torch.randn(2 * 96, rows, 2).transpose(0, 2)[:, :, :96]  # not contiguous
+    expected = dense(inputs[0])
+    assert pack_linears(model).num_shared == 1
+    if rows >= 4:
+        monkeypatch.setattr(nn.functional, "linear", None)
+    torch.testing.assert_close(model["head"](inputs[0]), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_shared_layer_follows_its_model(tmp_path):
+    model = tiny_llama(tie_word_embeddings=True)
+    inputs = prompts(4)
+    text = model.generate(**inputs, max_new_tokens=8, do_sample=False)
+    pack_linears(model)
+    assert torch.equal(model.generate(**inputs, max_new_tokens=8, do_sample=False), text)
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), copy.deepcopy(model).to(torch.bfloat16)):
+        assert twin.lm_head.weight is twin.model.embed_tokens.weight
+        assert twin(**inputs).logits.dtype == twin.dtype
+    model.save_pretrained(tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert torch.equal(again.generate(**inputs, max_new_tokens=8, do_sample=False), text)
+    with torch.enable_grad():
+        model.lm_head(torch.randn(8, model.config.hidden_size, requires_grad=True)).sum().backward()
 
 
 def test_other_layers_are_left_alone():

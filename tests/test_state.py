@@ -8,7 +8,7 @@ from transformers import DynamicCache, GenerationMixin, LogitsProcessor, Stoppin
 from transformers.generation.streamers import BaseStreamer
 
 import hf_specdec
-from hf_specdec import ConfidenceLength, EASDConfig, ExactConfig, SpeculativeConfig
+from hf_specdec import ConfidenceLength, DraftVocabulary, EASDConfig, ExactConfig, SelfDraftConfig, SpeculativeConfig
 from hf_specdec._compat import CACHE_KEY
 from tests.toys import noisy_copy, prompts, state_of, tiny_llama
 
@@ -213,6 +213,23 @@ def test_a_users_cache_can_be_gone_on_with_after_an_exception(place):
             reference = model(text[:, :length], use_cache=True)[CACHE_KEY]
         for layer, expected in zip(cache.layers, reference.layers, strict=True):
             torch.testing.assert_close(layer.keys, expected.keys, rtol=1e-4, atol=1e-4)
+
+
+def test_a_smaller_head_that_cannot_be_made_leaves_a_users_cache_untouched(monkeypatch):
+    def explode(*_):
+        raise BombError
+
+    monkeypatch.setattr("hf_specdec.drafting.reduced_twins", lambda *_: explode)
+    model = tiny_llama()
+    snapshot, cache = Snapshot(model), DynamicCache(config=model.config)
+    config = SelfDraftConfig(
+        exit_layers=(1,), draft_vocabulary=DraftVocabulary(tuple(range(32)), 64), on_drafter_error="raise"
+    )
+    with pytest.raises(BombError):
+        decode(model, speculative_config=config, **{CACHE_KEY: cache})
+    assert cache.get_seq_length() == 0
+    assert not any(getattr(layer, "record_past", False) for layer in cache.layers)
+    snapshot.check()
 
 
 def test_the_hook_comes_and_goes():

@@ -126,16 +126,23 @@ class CorrectionMemory:
             fingerprint (`str`): The pair of models that is going to use it; empty to take it as it is.
 
         Raises:
-            [`InvalidConfigError`]: If the file is missing, is none of ours, or is about another pair of models.
+            [`InvalidConfigError`]: If the file is missing, damaged, none of ours, or about another pair of models.
         """
         path = Path(path) / MEMORY_NAME if Path(path).is_dir() else Path(path)
         if not path.is_file():
             raise InvalidConfigError(f"there is no correction memory at {path}: write one with CorrectionMemory.save")
         about, tensors = read_tagged(path, _FORMAT)
-        _check_fingerprints(fingerprint, about["fingerprint"])
-        memory = cls(int(about["max_entries"]), about["fingerprint"])
-        pairs, counts = tensors["pairs"].tolist(), tensors["counts"].tolist()
-        memory._counts = {(draft, target): count for (draft, target), count in zip(pairs, counts, strict=True)}
+        try:
+            max_entries, learnt_from = int(about["max_entries"]), about["fingerprint"]
+            pairs, counts = tensors["pairs"].tolist(), tensors["counts"].tolist()
+            known = {(draft, target): count for (draft, target), count in zip(pairs, counts, strict=True)}
+        except (KeyError, TypeError, ValueError) as error:
+            raise InvalidConfigError(
+                f"{path} lacks parts of a correction memory ({error}): make one with `specdec calibrate csd`"
+            ) from error
+        _check_fingerprints(fingerprint, learnt_from)
+        memory = cls(max_entries, learnt_from)
+        memory._counts = known
         return memory
 
     def _shrink(self) -> None:

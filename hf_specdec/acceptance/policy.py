@@ -71,7 +71,7 @@ class PolicyNetwork(nn.Module):
         """Reads a policy from its file, or from the folder that it lies in.
 
         Raises:
-            [`InvalidConfigError`]: If the file is missing, is none of ours, or expects other features.
+            [`InvalidConfigError`]: If the file is missing, damaged, none of ours, or expects other features.
         """
         path = Path(path) / POLICY_NAME if Path(path).is_dir() else Path(path)
         if not path.is_file():
@@ -79,6 +79,11 @@ class PolicyNetwork(nn.Module):
         about, tensors = read_tagged(path, _FORMAT)
         if about.get("features") != ",".join(FEATURES):
             raise InvalidConfigError(f"{path} was trained on other features: train it anew with this version")
-        policy = cls(tensors["hidden.bias"].shape[0], about.get("fingerprint", ""))
-        policy.load_state_dict(tensors)
+        try:
+            policy = cls(len(tensors["hidden.bias"]), about.get("fingerprint", ""))
+            policy.load_state_dict(tensors)
+        except (KeyError, TypeError, RuntimeError) as error:
+            raise InvalidConfigError(
+                f"{path} lacks tensors of a policy, or holds others ({error}): train one with `specdec train cospec`"
+            ) from error
         return policy.eval()

@@ -11,6 +11,7 @@ import torch
 from transformers import DynamicCache
 
 from hf_specdec._compat import CACHE_KEY, undecorated_model
+from hf_specdec.networks import DraftNetwork
 
 
 __all__ = ["Costs", "measure_costs"]
@@ -79,7 +80,7 @@ def measure_costs(
     masks, no bookkeeping. What a pass left in the cache is cropped before the next, outside the time.
 
     Args:
-        target, draft (`PreTrainedModel`): The models; the draft may be None.
+        target, draft (`PreTrainedModel`): The models; the draft may be a drafter network, or None.
         reduced_draft (`PreTrainedModel`, *optional*): The draft model with a reduced head.
         prefix_length (`int`): Tokens in the cache while measuring.
         widest (`int`): Widest pass.
@@ -115,9 +116,12 @@ class _Passes:
 
     def __init__(self, model: Any, tokens: torch.Tensor, prefix_length: int) -> None:
         plain = undecorated_model(model)
-        known = plain.get_input_embeddings().weight.shape[0]
+        known = (
+            plain.num_embeddings if isinstance(plain, DraftNetwork) else plain.get_input_embeddings().weight.shape[0]
+        )
         self.model, self.cache = model, DynamicCache(config=plain.config.get_text_config(decoder=True))
         self.tokens = tokens.clamp(max=known - 1).to(plain.device)
+        self.states = _states(plain, self.tokens)
         self.prefix_length = prefix_length
         self._call(self.tokens[:, :prefix_length])
         self.cache.activate_past_recording()  # sliding layers then give back what a crop needs
@@ -132,4 +136,13 @@ class _Passes:
         return ended - started
 
     def _call(self, ids: torch.Tensor) -> Any:
-        return self.model(input_ids=ids, use_cache=True, **{CACHE_KEY: self.cache})
+        states = {name: each[:, : ids.shape[1]] for name, each in self.states.items()}
+        return self.model(input_ids=ids, use_cache=True, **states, **{CACHE_KEY: self.cache})
+
+
+def _states(model: Any, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
+    """What a drafter network reads beside tokens; of which values makes no difference to its time."""
+    if not isinstance(model, DraftNetwork):
+        return {}
+    size = model.config.hidden_size
+    return {"hidden_states": torch.zeros(*tokens.shape, size, dtype=model.dtype, device=model.device)}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
@@ -18,6 +17,9 @@ from hf_specdec.bench.batched import eos_token_ids, pad_left, recorded_round, ro
 from hf_specdec.bench.clock import Clock
 from hf_specdec.bench.economize import EconomizeRun, economize_problem
 from hf_specdec.errors import InvalidConfigError
+from hf_specdec.files import whole_lines, write_at_once
+from hf_specdec.networks import DraftNetwork
+from hf_specdec.placement import device_of
 from hf_specdec.records import Round
 from hf_specdec.stats import SpeculativeStats
 
@@ -75,7 +77,7 @@ class Benchmark:
     """A benchmark that can be interrupted and resumed.
 
     Args:
-        target, assistant (`PreTrainedModel`): The models; the assistant may be None.
+        target, assistant (`PreTrainedModel`): The models; the assistant may be a drafter network, or None.
         tokenizer (`PreTrainedTokenizerBase`): Their tokenizer.
         prompts (`list[list[int]]`): The token ids of each prompt.
         arms (`list[Arm]`): The arms; `plain` must be among them, for it is what the others are compared with.
@@ -103,6 +105,13 @@ class Benchmark:
             raise InvalidConfigError("a benchmark needs the arm plain to compare with")
         if self.assistant is None and (missing := [arm.name for arm in self.arms if arm.needs_draft]):
             raise InvalidConfigError(f"the arms {', '.join(missing)} need a draft model")
+        if isinstance(self.assistant, DraftNetwork) and (
+            others := [arm.name for arm in self.arms if arm.needs_draft and (arm.config is None or arm.reduced)]
+        ):
+            raise InvalidConfigError(
+                f"the arms {', '.join(others)} need a causal LM as draft model, got the drafter network "
+                f"{type(self.assistant).__name__}: leave them out, as in --arms plain,default,model-5"
+            )
         if self.temperature is not None and not self.temperature > 0.0:
             raise InvalidConfigError(f"temperature must be above 0 (None is greedy), got {self.temperature}")
         if self.batch_size > 1 and (single := [arm.name for arm in self.arms if arm.stock or arm.economize]):
@@ -116,12 +125,8 @@ class Benchmark:
 
     def finished(self) -> list[Row]:
         """Rows of an interrupted run; a line that was cut off by the interruption is dropped."""
-        if self.checkpoint is None or not self.checkpoint.exists():
-            return []
-        rows = []
-        for line in self.checkpoint.read_text(encoding="utf-8").splitlines(keepends=True):
-            if line.endswith("\n"):
-                rows.append(Row(**json.loads(line)))
+        lines = [] if self.checkpoint is None else whole_lines(self.checkpoint)
+        rows = [Row(**json.loads(line)) for line in lines]
         known = {arm.name for arm in self.arms}
         return [row for row in rows if row.arm in known and row.prompt < len(self.batches)]
 
@@ -142,7 +147,7 @@ class Benchmark:
         """One prompt, or one batch of them, through one arm."""
         if arm.economize is not None and arm.name not in self._peers:
             self._peers[arm.name] = EconomizeRun(arm.economize, self.target, self.assistant, self.temperature)
-        device = self.target.device
+        device = device_of(self.target)
         inputs = pad_left(self.batches[prompt], self._pad_token_id(), device)
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             if self.temperature is not None:
@@ -251,10 +256,7 @@ class Benchmark:
 
     def _rewrite(self, rows: list[Row]) -> None:
         if self.checkpoint is not None:
-            self.checkpoint.parent.mkdir(parents=True, exist_ok=True)
-            unfinished = self.checkpoint.with_suffix(".unfinished")
-            unfinished.write_text("".join(json.dumps(asdict(row)) + "\n" for row in rows), encoding="utf-8")
-            os.replace(unfinished, self.checkpoint)
+            write_at_once(self.checkpoint, "".join(json.dumps(asdict(row)) + "\n" for row in rows).encode())
 
     def _append(self, row: Row) -> None:
         if self.checkpoint is not None:

@@ -61,6 +61,9 @@ def bench(
     quantization: opt.Quantization = None,
     packed: Annotated[bool, typer.Option("--packed/--no-packed", help="Pack float32 linears on the CPU.")] = True,
     out: Annotated[Path, typer.Option("--out", "-o", help="Writes OUT.json, OUT.md and OUT.png.")] = Path("results"),
+    keep_rows: Annotated[
+        bool, typer.Option("--rows/--no-rows", help="Keep the tokens and rounds of every call in OUT.json.")
+    ] = True,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with an interrupted run of the same command.")
     ] = False,
@@ -78,7 +81,13 @@ def bench(
 
     chosen = [parse_arm(name.strip(), draft_vocabulary) for name in arms.split(",")]
     models = load_models(
-        target, assistant, dtype=dtype, device_map=device_map, quantization=quantization, packed=packed and "auto"
+        target,
+        assistant,
+        dtype=dtype,
+        device_map=device_map,
+        quantization=quantization,
+        packed=packed and "auto",
+        networks=True,
     )
     settings = {
         "target": Path(target).name,
@@ -125,7 +134,7 @@ def bench(
                 rows[name] = _run(benchmark, show)
             summary[name] = summarize(rows[name], costs, sampled=temperature > 0)
     environment = _environment(models, costs, settings)
-    paths = write_report(out, summary, rows, environment)
+    paths = write_report(out, summary, rows if keep_rows else {}, environment)
     if as_json:
         print_json({"summary": summary, "environment": environment})
     else:

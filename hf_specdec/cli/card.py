@@ -32,6 +32,9 @@ def card(
     dataset: Annotated[
         list[str] | None, typer.Option("--dataset", help="Hub id of training data; may be repeated.")
     ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Where the card goes; into the drafter's folder by default.")
+    ] = None,
     debug: Debug = False,
 ) -> None:
     """Write README.md, and copy the figures and their plot beside it. A card that is there keeps its prose."""
@@ -45,13 +48,16 @@ def card(
         languages=tuple(language) if language else None,
         datasets=tuple(dataset) if dataset else None,
     )
-    text = render_card(folder, results, facts)
-    if results is not None and results.resolve() != (folder / RESULTS).resolve():
+    place = out or folder
+    text = render_card(folder, results, facts, place / CARD)
+    place.mkdir(parents=True, exist_ok=True)
+    results = results or folder / RESULTS
+    if results.resolve() != (place / RESULTS).resolve():
         plot = results.with_suffix(".png")
-        shutil.copyfile(results, folder / RESULTS)
+        shutil.copyfile(results, place / RESULTS)
         if plot.is_file():
-            shutil.copyfile(plot, folder / PLOT)
+            shutil.copyfile(plot, place / PLOT)
         else:
-            (folder / PLOT).unlink(missing_ok=True)  # it would show other figures
-    (folder / CARD).write_text(text, encoding="utf-8")
-    note(f"wrote {folder / CARD}")
+            (place / PLOT).unlink(missing_ok=True)  # it would show other figures
+    (place / CARD).write_text(text, encoding="utf-8")
+    note(f"wrote {place / CARD}")

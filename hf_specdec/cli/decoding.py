@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hf_specdec.cli.errors import CommandError
 from hf_specdec.cli.models import Models
+from hf_specdec.placement import device_of
 from hf_specdec.rendering import Piece, TextPieces
 
 
@@ -75,7 +76,7 @@ class Decoding:
         if self.seed is not None:
             torch.manual_seed(self.seed)
         written = _Written(TextPieces(self.models.tokenizer, tokens), show)
-        ids = torch.tensor([tokens], device=self.models.target.device)
+        ids = torch.tensor([tokens], device=device_of(self.models.target))
         inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), **self.options}
         started = time.perf_counter()
         if self.config is None:

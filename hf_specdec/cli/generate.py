@@ -78,7 +78,9 @@ def generate(
     options["max_new_tokens"] = max_new_tokens
     prompts = read_prompts(prompt, file, field, limit)
     assistant = None if plain else assistant
-    models = load_models(target, assistant, dtype=dtype, device_map=device_map, quantization=quantization)
+    models = load_models(
+        target, assistant, dtype=dtype, device_map=device_map, quantization=quantization, networks=True
+    )
     encoded = [(text, encode_prompt(models.tokenizer, text, chat, system)) for text in prompts]
     decoding = Decoding(models, method, options, seed)
     with quiet():

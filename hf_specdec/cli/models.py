@@ -51,15 +51,17 @@ def load_models(
     device_map: str | None = None,
     quantization: str | None = None,
     packed: bool | Literal["auto"] = "auto",
+    networks: bool = False,
 ) -> Models:
-    """Loads both models and the tokenizer.
+    """Loads both models and the tokenizer; drafter networks too where `networks` says that the command can use them.
 
     Raises:
         [`CommandError`]: If a checkpoint cannot be loaded; the message names it.
     """
     import torch
 
-    from hf_specdec.loading import load_model
+    from hf_specdec.loading import load_assistant, load_model
+    from hf_specdec.networks.checkpoint import is_draft_checkpoint
 
     if device_map is None and torch.cuda.is_available():
         device_map = "auto"
@@ -72,8 +74,13 @@ def load_models(
     with quiet():
         tokenizer = load_tokenizer(target)
         model = _load(target, load_model, target, **options)
-        draft = None if assistant is None else _load(assistant, load_model, assistant, **options)
-    return Models(model, draft, tokenizer)
+        if assistant is None:
+            return Models(model, None, tokenizer)
+        if not is_draft_checkpoint(assistant):
+            return Models(model, _load(assistant, load_model, assistant, **options), tokenizer)
+        if not networks:
+            raise CommandError(f"{assistant} is a drafter network, and this command needs a causal LM as draft")
+        return Models(model, _load(assistant, load_assistant, assistant, model), tokenizer)
 
 
 def load_tokenizer(name: str) -> Any:

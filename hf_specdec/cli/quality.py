@@ -106,7 +106,8 @@ def quality(
     from hf_specdec.quality import Evaluation, Learnt, RowsFile, parse_quality_arms
 
     tested = _task(task, test_seconds, test_megabytes)
-    chosen = parse_quality_arms([name.strip() for name in arms.split(",")], threshold, length, Learnt(memory, policy))
+    learnt = Learnt(memory, policy)
+    chosen = parse_quality_arms([name.strip() for name in arms.split(",")], threshold, length, learnt)
     remarks, dice = _remarks(notes or []), _seeds(seeds)
     questions = tested.read(data, limit)
     settings = {
@@ -124,8 +125,9 @@ def quality(
         "temperature": temperature,
         "batch_size": batch_size,
         "max_new_tokens": max_new_tokens,
-        **({} if task is TaskName.gsm8k else {"task": task.value}),
+        **_asked_task(task, test_seconds, test_megabytes),
         **({"tv": True} if tv else {}),
+        **learnt.fingerprints(),
     }
     path = out.with_name(out.name + ".rows.jsonl")
     if report_only:
@@ -238,6 +240,13 @@ def _task(task: TaskName, max_seconds: int, max_megabytes: int) -> Task:
     from hf_specdec.quality.tasks import gsm8k, humaneval
 
     return gsm8k() if task is TaskName.gsm8k else humaneval(max_seconds=max_seconds, max_megabytes=max_megabytes)
+
+
+def _asked_task(task: TaskName, max_seconds: int, max_megabytes: int) -> dict[str, Any]:
+    """What the verdicts depend on, for the report and `--resume`."""
+    if task is TaskName.gsm8k:
+        return {}
+    return {"task": task.value, "test_seconds": max_seconds, "test_megabytes": max_megabytes}
 
 
 def _is_told(task: TaskName, template: bool, shown: Sequence[tuple[str, str]]) -> bool:

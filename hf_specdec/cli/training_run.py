@@ -144,7 +144,9 @@ class TrainingRun:
 
     def _network(self, texts: Sequence[Text]) -> DraftNetwork:
         if self.start is not None:
-            return AutoDrafter.from_pretrained(self.start, target=self.target, dtype=torch.float32)
+            return AutoDrafter.from_pretrained(
+                self.start, target=self.target, tokenizer=self.tokenizer, dtype=torch.float32
+            )
         size = self.draft_vocab_size
         with torch.random.fork_rng():
             torch.manual_seed(self.options.seed)

@@ -64,7 +64,9 @@ def verify(
 
     method = build_config(config, drafting=drafting, length=length)
     prompts = read_prompts(prompt, file, field, limit, default=PROMPTS)
-    models = load_models(target, assistant, dtype=dtype, device_map=device_map, quantization=quantization)
+    models = load_models(
+        target, assistant, dtype=dtype, device_map=device_map, quantization=quantization, networks=True
+    )
     with quiet(), progress_bar("Comparing") as progress:
         report = verify_lossless(
             models.target,

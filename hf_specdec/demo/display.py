@@ -1,9 +1,12 @@
-"""The two panels: plain and speculative decoding side by side, replayed at the pace they were recorded at."""
+"""The panels: plain and speculative decoding side by side, replayed at the pace they were recorded at."""
 
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from rich.console import Console
+from rich.containers import Lines
 from rich.live import Live
 from rich.panel import Panel
 from rich.table import Table
@@ -15,6 +18,7 @@ from .traces import Trace, fold
 
 
 FRAMES_PER_SECOND = 20
+PANEL_WIDTH, PANEL_HEIGHT = 40, 6
 PROMPT_STYLE, OWN_STYLE, ACCEPTED_STYLE = "dim", "", "bold green"
 Decode = Callable[[list[int]], str]
 
@@ -35,34 +39,41 @@ def written(trace: Trace, prompt: str, decode: Decode, seconds: float) -> Text:
     return text
 
 
-def panel(title: str, trace: Trace, prompt: Prompt, decode: Decode, seconds: float, height: int) -> Panel:
+def panel(title: str, trace: Trace, body: Text, seconds: float, height: int) -> Panel:
     """One side at a moment of the replay, with its speed so far."""
     now = min(seconds, trace.seconds)
     count = sum(len(step.tokens) for step in trace.steps if step.seconds <= now)
     speed = f"{count} tokens, {count / now:.0f} tokens/s" if now and count else "..."
-    body = written(trace, prompt.text, decode, now)
     return Panel(body, title=title, subtitle=speed, height=height, title_align="left", subtitle_align="right")
 
 
-def side_by_side(left: Panel, right: Panel) -> Table:
-    """Two panels of equal width."""
+def side_by_side(panels: Sequence[Panel], columns: int) -> Table:
+    """Panels of equal width, so many in a row."""
     grid = Table.grid(expand=True)
-    grid.add_column(ratio=1)
-    grid.add_column(ratio=1)
-    grid.add_row(left, right)
+    for _ in range(columns):
+        grid.add_column(ratio=1)
+    for first in range(0, len(panels), columns):
+        grid.add_row(*panels[first : first + columns])
     return grid
 
 
-def replay(console: Console, prompt: Prompt, plain: Trace, speculative: Trace, decode: Decode) -> None:
-    """Shows both runs growing. Off a terminal, only their ends are printed."""
-    height = panel_height(console, prompt, plain, decode)
+def replay(console: Console, prompt: Prompt, runs: Mapping[str, Trace], decode: Decode) -> None:
+    """Shows runs of a prompt growing, by title. Off a terminal, only their ends are printed."""
+    columns = min(len(runs), max(2, console.width // PANEL_WIDTH))
+    width = max(20, console.width // columns - 4)
+    height = max(len(lines_of(console, prompt, trace, decode, width)) for trace in runs.values()) + 2
+    num_rows = -(-len(runs) // columns)
+    if console.is_terminal and num_rows > 1:
+        height = min(height, max(PANEL_HEIGHT, (console.height - 1) // num_rows))
 
     def frame(seconds: float) -> Table:
-        left = panel(f"plain: {prompt.name}", plain, prompt, decode, seconds, height)
-        right = panel("speculative", speculative, prompt, decode, seconds, height)
-        return side_by_side(left, right)
+        panels = []
+        for title, trace in runs.items():
+            lines = lines_of(console, prompt, trace, decode, width, seconds)
+            panels.append(panel(title, trace, Text("\n").join(lines[2 - height :]), seconds, height))
+        return side_by_side(panels, columns)
 
-    end = max(plain.seconds, speculative.seconds)
+    end = max(trace.seconds for trace in runs.values())
     if not console.is_terminal:
         console.print(frame(end))
         return
@@ -74,10 +85,11 @@ def replay(console: Console, prompt: Prompt, plain: Trace, speculative: Trace, d
         live.update(frame(end), refresh=True)
 
 
-def panel_height(console: Console, prompt: Prompt, trace: Trace, decode: Decode) -> int:
-    """Lines that the whole text needs in half of the console, borders included, so that nothing jumps."""
-    width = max(20, console.width // 2 - 4)
-    return len(written(trace, prompt.text, decode, trace.seconds).wrap(console, width)) + 2
+def lines_of(
+    console: Console, prompt: Prompt, trace: Trace, decode: Decode, width: int, seconds: float = math.inf
+) -> Lines:
+    """The lines of a panel so wide, after `seconds`."""
+    return written(trace, prompt.text, decode, min(seconds, trace.seconds)).wrap(console, width)
 
 
 def legend() -> Text:
@@ -88,10 +100,31 @@ def legend() -> Text:
     return text
 
 
+def methods_summary(result: Mapping[str, Any]) -> Table:
+    """What [`compare_methods`] measured, a line for each method."""
+    title = f"{_runs(result['num_runs'])} each, all in turn, target packed for the CPU, nothing drawn meanwhile"
+    table = Table(title=title)
+    for heading in ("method", "tokens/s", "speed-up", "tokens per round", "same text"):
+        table.add_column(heading, justify="left" if heading == "method" else "right")
+    table.add_row("plain", f"{result['plain_tokens_per_second']:.0f}", "", "", "")
+    for name, found in result["methods"].items():
+        table.add_row(
+            name,
+            f"{found['tokens_per_second']:.0f}",
+            f"{found['speedup']:.2f}x",
+            f"{found['tokens_per_round']:.2f}",
+            "yes" if found["same_text"] else "NO",
+        )
+    return table
+
+
+def _runs(count: int) -> str:
+    return "one run" if count == 1 else f"medians of {count} runs"
+
+
 def summary(prompts: list[Prompt], timings: list[Timing]) -> Table:
     """The measured figures, a line per prompt."""
-    count = len(timings[0].plain)
-    runs = "one run" if count == 1 else f"medians of {count} runs"
+    runs = _runs(len(timings[0].plain))
     table = Table(title=f"{runs} each, plain and speculative in turn, nothing drawn meanwhile")
     for heading in ("prompt", "plain tokens/s", "speculative tokens/s", "speed-up", "acceptance", "same text"):
         table.add_column(heading, justify="left" if heading == "prompt" else "right")

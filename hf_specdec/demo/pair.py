@@ -32,7 +32,7 @@ class Prompt:
 def load_pair(folder: Path | None = None) -> Pair:
     """Loads `target/` and `draft/` of `folder`, by default those of the package, in fp32."""
     if folder is None:
-        with as_file(files("hf_specdec.demo") / "weights") as bundled:
+        with bundled_weights() as bundled:
             return load_pair(bundled)
     with no_progress_bars():
         target, draft = (
@@ -40,6 +40,13 @@ def load_pair(folder: Path | None = None) -> Pair:
             for name in ("target", "draft")
         )
         return Pair(target, draft, AutoTokenizer.from_pretrained(folder / "target"))
+
+
+@contextmanager
+def bundled_weights() -> Iterator[Path]:
+    """The folder of the package's own weights."""
+    with as_file(files("hf_specdec.demo") / "weights") as folder:
+        yield folder
 
 
 def load_prompts() -> list[Prompt]:

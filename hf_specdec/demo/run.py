@@ -100,7 +100,8 @@ def show(console: Console, pair: Pair, prompts: list[Prompt], timings: list[Timi
 
     console.print(legend())
     for prompt, timing in zip(prompts, timings, strict=True):
-        replay(console, prompt, timing.plain[0], timing.speculative[0], decode)
+        runs = {f"plain: {prompt.name}": timing.plain[0], "speculative": timing.speculative[0]}
+        replay(console, prompt, runs, decode)
     console.print(summary(prompts, timings))
     same = "The text is the same, token for token." if result["same_text"] else "THE TEXTS DIFFER."
     per_round = result["stats"]["tokens_per_round"]

@@ -58,7 +58,7 @@ def time_prompts(
         budget_seconds (`float`): After the first repeat, none begins that would end later than this.
     """
     trace_plain(pair, prompts[0], 4)
-    trace_speculative(pair, prompts[0], 12, config)
+    trace_speculative(pair, pair.draft, prompts[0], 12, config)
     timings = [Timing() for _ in prompts]
     start = time.perf_counter()
     for repeat in range(repeats):
@@ -81,7 +81,7 @@ def run_both(
     """Adds one plain and one speculative run to `timing`."""
     runs: list[tuple[list[Trace], Callable[[], Trace]]] = [
         (timing.plain, lambda: trace_plain(pair, inputs, max_new_tokens)),
-        (timing.speculative, lambda: trace_speculative(pair, inputs, max_new_tokens, config)),
+        (timing.speculative, lambda: trace_speculative(pair, pair.draft, inputs, max_new_tokens, config)),
     ]
     for traces, run in runs if plain_first else reversed(runs):
         traces.append(run())

@@ -4,9 +4,11 @@ import time
 from dataclasses import dataclass, field
 
 from torch import Tensor
+from transformers import PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
-from hf_specdec import SpeculativeConfig, SpeculativeStats
+from hf_specdec import SpeculativeStats
+from hf_specdec.configs import BaseConfig
 from hf_specdec.records import Round
 
 from .pair import Pair
@@ -73,8 +75,10 @@ def trace_plain(pair: Pair, inputs: dict[str, Tensor], max_new_tokens: int) -> T
     return trace
 
 
-def trace_speculative(pair: Pair, inputs: dict[str, Tensor], max_new_tokens: int, config: SpeculativeConfig) -> Trace:
-    """The same call with a draft model. Only the clock is read while it runs."""
+def trace_speculative(
+    pair: Pair, drafter: PreTrainedModel | None, inputs: dict[str, Tensor], max_new_tokens: int, config: BaseConfig
+) -> Trace:
+    """The same call with a drafter, or with what the config says. Only the clock is read while it runs."""
     trace, start = Trace(), time.perf_counter()
 
     def note(round_: Round) -> None:
@@ -86,7 +90,7 @@ def trace_speculative(pair: Pair, inputs: dict[str, Tensor], max_new_tokens: int
         **inputs,
         max_new_tokens=max_new_tokens,
         do_sample=False,
-        assistant_model=pair.draft,
+        assistant_model=drafter,
         tokenizer=pair.tokenizer,
         assistant_tokenizer=pair.tokenizer,
         speculative_config=config,

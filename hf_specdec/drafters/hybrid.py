@@ -78,13 +78,18 @@ class HybridDrafter(DrafterBase):
         """What the matches of the text with the model's draft add to it."""
         room = torch.where(modelled.lengths > 0, limit - modelled.lengths, 0)
         matched = self.ngram.match(_with_draft(context, modelled), room)
+        rows = context.unfinished.nonzero()[:, 0].tolist()
+        offers = [self._offer_after(modelled, matched, row) for row in rows]
         most = torch.zeros_like(room)
-        for row in (matched.lengths > 0).nonzero()[:, 0].tolist():
-            drafted = int(modelled.lengths[row])
-            if int(modelled.tokens[row, drafted - 1]) not in self.settings.eos_token_ids:
-                kind, offered = matched.kinds[row][0]
-                most[row] = forecast.extension(kind, offered, drafted)
+        most[rows] = torch.tensor(forecast.extensions(offers, modelled.width))
         return matched.first(most)
+
+    def _offer_after(self, modelled: Draft, matched: Draft, row: int) -> tuple[str, int, int] | None:
+        """The match that a row's model draft could go on with: its kind, its tokens, and the model's."""
+        found, drafted = offer(matched, row), int(modelled.lengths[row])
+        if found is None or drafted == 0 or int(modelled.tokens[row, drafted - 1]) in self.settings.eos_token_ids:
+            return None
+        return *found, drafted
 
 
 def _with_draft(context: Context, draft: Draft) -> Context:

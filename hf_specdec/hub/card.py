@@ -53,13 +53,16 @@ class CardFacts:
     datasets: tuple[str, ...] | None = None
 
 
-def render_card(folder: Path, results: Path | None = None, facts: CardFacts | None = None) -> str:
+def render_card(
+    folder: Path, results: Path | None = None, facts: CardFacts | None = None, existing: Path | None = None
+) -> str:
     """The text of a drafter's card. An existing card keeps its prose; its figures are made anew.
 
     Args:
         folder (`Path`): The drafter's folder, with `config.json` and, if it is there, `README.md`.
         results (`Path`, *optional*): The figures; `results.json` in the folder by default.
         facts ([`CardFacts`], *optional*): What else the card says.
+        existing (`Path`, *optional*): The card that keeps its prose; `README.md` in the folder by default.
 
     Raises:
         [`InvalidConfigError`]: If the figures are no drafter's, the target's Hub id is not known, or the existing card has no
@@ -69,8 +72,9 @@ def render_card(folder: Path, results: Path | None = None, facts: CardFacts | No
     plot = (folder / RESULTS if results is None else results).with_suffix(".png")
     section = results_section(measured, PLOT if plot.is_file() else None)
     config = read_json_object(folder / "config.json")
-    if (folder / CARD).is_file():
-        card = ModelCard.load(folder / CARD)
+    existing = existing or folder / CARD
+    if existing.is_file():
+        card = ModelCard.load(existing)
         data, body = card.data, _with_section(card.text, section)
     else:
         data, body = ModelCardData(), None

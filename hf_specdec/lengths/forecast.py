@@ -122,14 +122,23 @@ class GoodputForecast:
             tokens += max(by_match, by_model)
         return found, modelled, tokens
 
-    def extension(self, kind: str, offered: int, drafted: int) -> int:
-        """How many of `offered` free tokens to append to `drafted` tokens of the model."""
-        if kind not in self.rates:
-            return 0
-        reached = self.expected[self.kind][drafted] - self.expected[self.kind][drafted - 1]
+    def extensions(self, offers: Sequence[tuple[str, int, int] | None], width: int) -> list[int]:
+        cap = max(range(width, max(width, self.longest) + 1), key=lambda cap: (self._worth(offers, width, cap), -cap))
+        return self._extended(offers, cap)
 
-        def worth(length: int) -> float:
-            more = self.costs.pass_seconds(drafted + length + 1) - self.costs.pass_seconds(drafted + 1)
-            return reached * (self.expected[kind][length] - 1.0) - self.value_of_time * more
+    def _worth(self, offers: Sequence[tuple[str, int, int] | None], width: int, cap: int) -> float:
+        """Tokens that extensions up to a width of `cap` are expected to bring, less what their seconds are worth."""
+        gain = 0.0
+        for offer, length in zip(offers, self._extended(offers, cap), strict=True):
+            if offer is not None and length:
+                kind, _, drafted = offer
+                reached = self.expected[self.kind][drafted] - self.expected[self.kind][drafted - 1]
+                gain += reached * (self.expected[kind][length] - 1.0)
+        more = self.costs.pass_seconds(cap + 1) - self.costs.pass_seconds(width + 1)
+        return gain - len(offers) * self.value_of_time * more
 
-        return max(range(min(offered, self.longest - drafted) + 1), key=lambda n: (worth(n), -n))
+    def _extended(self, offers: Sequence[tuple[str, int, int] | None], cap: int) -> list[int]:
+        """How much of its match each row takes if no draft becomes wider than `cap`."""
+        return [
+            min(offer[1], cap - offer[2]) if offer is not None and offer[0] in self.rates else 0 for offer in offers
+        ]

@@ -19,6 +19,10 @@ from hf_specdec.records import Budget, Round
 __all__ = ["GoodputLength"]
 
 _WINDOW = 9  # measurements whose median counts
+_ROW = 0.02  # of a plain step: what each further token of a pass is taken to cost while only plain steps were measured
+_PLAIN = 3  # plain steps to measure where drafting gains little: the first may be slow for reasons of its own
+_CLEAR = 1.5  # advantage over plain decoding from which that is not worth a round
+_SPACING = 8  # rounds between these plain steps
 _FAMILIAR = 0.7  # share of a match's doubt that each further token of it leaves
 _CERTAIN = 1.0
 
@@ -86,9 +90,9 @@ class GoodputSchedule:
         self._kind = "model"
 
     def next_budget(self) -> Budget:
-        if self.controller.costs is None and self.num_rounds == 0:
-            return Budget(torch.zeros(self.batch_size, dtype=torch.long))  # what a plain step costs
-        forecast = self.forecast()
+        forecast = self.forecast() if self.controller.costs is not None or self.num_rounds > 0 else None
+        if forecast is None or self._measures_plain(forecast):
+            return Budget(torch.zeros(self.batch_size, dtype=torch.long))
         ceiling = torch.full((self.batch_size,), self.controller.longest)
         return Budget(
             ceiling.clamp(max=forecast.length), min_survival=forecast.min_survival, ceiling=ceiling, forecast=forecast
@@ -104,9 +108,13 @@ class GoodputSchedule:
         """Frozen costs, or the medians so far."""
         if self.controller.costs is not None:
             return self.controller.costs
-        passes = tuple((width, statistics.median(self._passes[width])) for width in sorted(self._passes))
-        step = statistics.median(self._draft_steps) if self._draft_steps else 0.25 * passes[0][1]
-        return CostTable(step, passes)
+        passes = [(width, statistics.median_low(self._passes[width])) for width in sorted(self._passes)]
+        width, seconds = passes[0]
+        if len(passes) == 1:
+            more = self.controller.longest
+            passes.append((width + more, seconds * (1.0 + _ROW * self.batch_size * more)))
+        step = statistics.median_low(self._draft_steps) if self._draft_steps else 0.25 * seconds
+        return CostTable(step, tuple(passes))
 
     def observe(self, round_: Round) -> None:
         self.num_rounds += 1
@@ -131,6 +139,13 @@ class GoodputSchedule:
         for kind in sorted(seen):
             self._judge(kind)
         self._kind = next((kind for kind in sorted(seen) if not is_free(kind)), self._kind)
+
+    def _measures_plain(self, forecast: GoodputForecast) -> bool:
+        """Whether the round should show once more what a plain step costs."""
+        count = len(self._passes.get(1, ()))
+        if self.controller.costs is not None or not 0 < count < _PLAIN or self.num_rounds < count * _SPACING:
+            return False
+        return forecast.value_of_time < _CLEAR * forecast.plain_speed
 
     def _record(self, kind: str) -> TrackRecord:
         if kind not in self._records:

@@ -17,6 +17,7 @@ from hf_specdec.errors import InvalidConfigError
 from hf_specdec.loading import load_model
 from hf_specdec.losslessness.report import Comparison, Kind, LosslessReport
 from hf_specdec.losslessness.runs import GreedyRuns, RowTexts
+from hf_specdec.placement import device_of
 
 
 __all__ = ["Prompt", "default_tolerance", "verify_lossless"]
@@ -76,7 +77,7 @@ def verify_lossless(
         config = replace(config, drafting="ngram")
     config = replace(config, on_drafter_error="raise")
     if isinstance(assistant_model, str | os.PathLike):
-        assistant_model = load_model(assistant_model, dtype=model.dtype, device_map={"": model.device})
+        assistant_model = load_model(assistant_model, dtype=model.dtype, device_map={"": device_of(model)})
     rows = [_token_ids(prompt, tokenizer) for prompt in prompts]
     if not rows:
         raise InvalidConfigError("verify_lossless needs at least one prompt")

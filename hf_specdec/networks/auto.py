@@ -17,6 +17,7 @@ from hf_specdec.networks.dialects import read_config, read_maps, read_tensors
 from hf_specdec.networks.eagle import EagleConfig, EagleDrafter
 from hf_specdec.networks.eagle3 import Eagle3Drafter
 from hf_specdec.networks.fresh import fresh_drafter
+from hf_specdec.placement import device_of
 
 
 __all__ = ["AutoDrafter", "load_network"]
@@ -151,6 +152,6 @@ def _placed(
     weight = inner.get_input_embeddings().weight
     if dtype is None:
         dtype = weight.dtype if weight.is_floating_point() else torch.float32
-    network.to(inner.get_output_embeddings().weight.device, dtype)
+    network.to(device_of(inner.get_output_embeddings()), dtype)
     network.set_attn_implementation(attn_implementation or inner.config._attn_implementation or "sdpa")
     return network.eval()

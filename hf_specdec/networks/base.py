@@ -18,6 +18,7 @@ from hf_specdec._compat import CACHE_KEY, undecorated_model
 from hf_specdec.errors import IncompatibleDraftError
 from hf_specdec.linear import PackedLinear
 from hf_specdec.networks.target import TargetIdentity
+from hf_specdec.placement import device_of, is_sharded, weight_of
 
 
 __all__ = ["DraftNetwork", "DraftOutput"]
@@ -149,7 +150,10 @@ class DraftNetwork(PreTrainedModel, ABC):
         """Embeddings in the network's own dtype, from its own table or its target's, without the factor that some targets
         put on them (as serving engines do)."""
         table = self._table
-        embeddings = nn.functional.embedding(input_ids.to(table.weight.device), table.weight)
+        if is_sharded(table) and type(table).forward is nn.Embedding.forward:
+            return table(input_ids.to(device_of(table))).to(self.device, self.dtype)  # it gathers rows, not the table
+        with weight_of(table) as weight:
+            embeddings = nn.functional.embedding(input_ids.to(weight.device), weight)
         return embeddings.to(self.device, self.dtype)
 
     def attach(self, target: Any, tokenizer: Any = None) -> None:
@@ -231,7 +235,8 @@ class DraftNetwork(PreTrainedModel, ABC):
         head = self.borrowed.head
         weight = head.storage if isinstance(head, PackedLinear) else head.weight  # a packed layer's `weight` is a copy
         dtype = weight.dtype if weight.is_floating_point() else states.dtype
-        return head(states.to(weight.device, dtype)).to(states.device)
+        place = states.device if weight.is_meta else weight.device  # an offloaded head fetches what it is given
+        return head(states.to(place, dtype)).to(states.device)
 
     def _init_weights(self, module: nn.Module) -> None:
         """Torch's own initialisation for linear layers, transformers' for norms and rotary tables."""

@@ -18,6 +18,7 @@ from hf_specdec.networks.base import DraftNetwork
 from hf_specdec.networks.checkpoint import read_checkpoint
 from hf_specdec.networks.eagle3 import Eagle3Drafter
 from hf_specdec.networks.serving import serving_page
+from hf_specdec.placement import weight_of
 
 
 __all__ = ["FORMATS", "export_drafter"]
@@ -130,7 +131,8 @@ def _speculators(network: DraftNetwork, steps: int) -> tuple[dict[str, Any], dic
     } | {name: getattr(config, name) for name in _FLAGS}
     tensors = {name.replace("midlayer.", "layers.0.", 1): value for name, value in three.state_dict().items()}
     if not config.has_embedding:
-        tensors["embed_tokens.weight"] = three.borrowed.embedding.weight.to(three.dtype)
+        with weight_of(three.borrowed.embedding) as weight:
+            tensors["embed_tokens.weight"] = weight.to(three.dtype)
     return written, tensors
 
 

@@ -16,6 +16,7 @@ from hf_specdec.networks.eagle import EagleConfig, EagleDrafter
 from hf_specdec.networks.eagle3 import Eagle3Config, Eagle3Drafter
 from hf_specdec.networks.target import TargetIdentity
 from hf_specdec.networks.vocabulary import offsets_of
+from hf_specdec.placement import weight_of
 
 
 __all__ = ["fresh_drafter", "layer_options"]
@@ -114,5 +115,5 @@ def _copy_head(network: Eagle3Drafter, target: Any, ids: Tensor) -> None:
     """Starts the draft head from the target's own rows; a quantised head cannot be copied."""
     head = target.get_output_embeddings()
     if head is not None and head.weight.is_floating_point() and head.weight.shape[1] == network.lm_head.weight.shape[1]:
-        rows = head.weight.detach()[ids.to(head.weight.device)]
-        network.lm_head.load_state_dict({"weight": rows})
+        with weight_of(head) as weight:
+            network.lm_head.load_state_dict({"weight": weight.detach()[ids.to(weight.device)]})

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from hf_specdec.acceptance import ACCEPTANCE
+from hf_specdec.acceptance import ACCEPTANCE, POLICY_NAME
+from hf_specdec.acceptance.correction_memory import MEMORY_NAME
 from hf_specdec.bench.arms import Arm
 from hf_specdec.configs import BaseConfig, CoSpecConfig, CSDConfig, NucleusConfig, SpeculativeConfig
 from hf_specdec.errors import InvalidConfigError
@@ -28,6 +30,11 @@ class Learnt:
 
     memory: Path | None = None
     policy: Path | None = None
+
+    def fingerprints(self) -> dict[str, str]:
+        """Digests of the files that are given, by option: rows that were decoded with others do not go together."""
+        given = {"memory": (self.memory, MEMORY_NAME), "policy": (self.policy, POLICY_NAME)}
+        return {name: _digest(path, file) for name, (path, file) in given.items() if path is not None}
 
 
 def rule_arm(name: str, length: int, learnt: Learnt) -> Arm | None:
@@ -59,6 +66,13 @@ def procedure_arm(name: str) -> Arm | None:
     reward = LikelihoodReward() if match[1] == "-likelihood" else CheckReward()
     threshold = RewardGuided(reward).threshold if match[2] is None else float(match[2])
     return Arm(name, procedure=RewardGuided(reward, threshold), needs_draft=True)
+
+
+def _digest(path: Path, name: str) -> str:
+    file = path / name if path.is_dir() else path
+    if not file.is_file():
+        raise InvalidConfigError(f"there is no file {file}: pass one that `specdec calibrate` or `specdec train` wrote")
+    return hashlib.sha256(file.read_bytes()).hexdigest()[:16]
 
 
 def _first_option(rule: str, value: str) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from hf_specdec.bench.batched import eos_token_ids, pad_left, until_end
 from hf_specdec.bench.clock import Clock
 from hf_specdec.configs import BaseConfig
 from hf_specdec.errors import InvalidConfigError
+from hf_specdec.placement import device_of
 from hf_specdec.quality.arms import CONTROL, MATCHED, random_arm, throws_dice
 from hf_specdec.quality.control import RandomRejection
 from hf_specdec.quality.gsm8k import judge_number
@@ -112,7 +113,7 @@ class Evaluation:
         if arm.name == CONTROL:
             arm = random_arm(CONTROL, self._matched_rate(), self.length)
         places = self.batches[number]
-        inputs = pad_left([self.prompts[place] for place in places], self._pad_token_id(), self.target.device)
+        inputs = pad_left([self.prompts[place] for place in places], self._pad_token_id(), device_of(self.target))
         seeds = [row_seed(seed, self.questions[place].index) for place in places]
         clock, found = Clock(), list[SpeculativeStats]()
         started = time.perf_counter()

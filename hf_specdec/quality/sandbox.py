@@ -74,7 +74,8 @@ def run_program(source: str, *, max_seconds: int = 10, max_megabytes: int = 1024
         max_megabytes (`int`): Most address space.
 
     Returns:
-        `"passed"`, `"failed"` (an exception, an exit of its own, or a limit), or `"timeout"`.
+        `"passed"`, `"timeout"` (of the clock or of the processor), or `"failed"`: an exception, an exit of its own, or
+        another limit.
 
     Raises:
         [`InvalidConfigError`]: If a limit is below 1, or cannot be set here.
@@ -100,6 +101,8 @@ def run_program(source: str, *, max_seconds: int = 10, max_megabytes: int = 1024
             f"the sandbox cannot start: its limits ({max_seconds} s, {max_megabytes} MB) are refused or too small, or this "
             "system has none"
         )
+    if status == -signal.SIGXCPU:
+        return "timeout"
     return "passed" if status == _PASSED else "failed"
 
 

@@ -108,8 +108,11 @@ class Forecast(Protocol):
         """The best drafts for rows that are each offered a match, `(kind, tokens)`, or None, and perhaps a model."""
         ...
 
-    def extension(self, kind: str, offered: int, drafted: int) -> int:
-        """How many of the `offered` tokens of a match should follow `drafted` tokens of the model."""
+    def extensions(self, offers: Sequence[tuple[str, int, int] | None], width: int) -> list[int]:
+        """How many tokens of its match should follow each row's model draft; the widest of these has `width` tokens.
+
+        A row's offer is the match's kind, its tokens, and how many the model drafted; None where there is no match.
+        """
         ...
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +17,7 @@ from hf_specdec.features import FeatureTap
 from hf_specdec.networks import DraftNetwork
 
 
-__all__ = ["Text", "TextBatch", "cut_texts", "observe"]
+__all__ = ["Text", "TextBatch", "cut_texts", "digest_of", "observe"]
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,15 @@ class Text:
     def num_anchors(self) -> int:
         """Columns whose chain has a first draft to train."""
         return len(self.tokens) - max(self.num_prompt_tokens, 2)
+
+
+def digest_of(texts: Iterable[Text], *more: object) -> str:
+    """SHA-256 of texts, and of what else belongs to them and JSON can hold."""
+    digest = hashlib.sha256()
+    for text in texts:
+        digest.update(json.dumps([text.tokens, text.num_prompt_tokens]).encode())
+    digest.update(json.dumps(more).encode())
+    return digest.hexdigest()
 
 
 def cut_texts(texts: Sequence[Text], max_tokens: int) -> list[Text]:

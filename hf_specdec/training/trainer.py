@@ -22,7 +22,7 @@ from hf_specdec.training.losses import DraftedRounds, Unrolled
 from hf_specdec.training.options import TrainingOptions
 from hf_specdec.training.recipes import Recipe
 from hf_specdec.training.survival_head import SurvivalHead
-from hf_specdec.training.texts import Text, TextBatch, observe
+from hf_specdec.training.texts import Text, TextBatch, digest_of, observe
 from hf_specdec.training.unroll import drafted_logits, unroll
 
 
@@ -107,6 +107,7 @@ def train(
     resume: bool = False,
     accelerator: Accelerator | None = None,
     steps_before: int = 0,
+    fingerprint: str | None = None,
     observer: Observe = observe,
     rounds: Callable[[Sequence[Text], int], DraftedRounds] | None = None,
     reference: DraftNetwork | None = None,
@@ -128,6 +129,8 @@ def train(
         resume (`bool`): Whether to go on from the newest checkpoint in `out`, if there is one.
         accelerator (`Accelerator`, *optional*): One of your own, with trackers that are already initialised.
         steps_before (`int`): Steps of earlier stages, from which the trackers count on.
+        fingerprint (`str`, *optional*): A digest of what is trained on, which a resumed run must share; that of `texts`
+            unless given.
         observer (`Callable`): What gives the target's features of some texts: [`observe`], or a [`KeptFeatures`].
         rounds (`Callable`, *optional*): Gives the recorded rounds of some texts, for so many drafts; see [`RoundBook`].
         reference ([`DraftNetwork`], *optional*): The drafter that recipes with a reference compare with, as it is when the run
@@ -139,13 +142,17 @@ def train(
         `list[StepLog]`: The steps of this call.
 
     Raises:
-        [`InvalidConfigError`]: If there are no texts, the batch cannot be shared evenly, or the network is not in float32.
+        [`InvalidConfigError`]: If there are no texts, the batch cannot be shared evenly, the network is not in float32, or the
+            checkpoint to go on from belongs to other options or texts.
     """
     accelerator = accelerator or Accelerator(mixed_precision=options.mixed_precision)
     _check(network, texts, options, accelerator)
     logs = []
     with _only_drafter_trains(target, network):
-        state = _State.start(_Unrolling(network, recipe, reference), options, accelerator, out if resume else None)
+        about = {"options": asdict(options), "data": fingerprint or digest_of(texts)}
+        state = _State.start(
+            _Unrolling(network, recipe, reference), options, accelerator, about, out if resume else None
+        )
         for step in range(state.step + 1, options.max_steps + 1):
             log = _one_step(partial(observer, target, network), rounds, texts, options, state, step)
             if evaluate is not None and (step % options.eval_every == 0 or step == options.max_steps):
@@ -187,7 +194,7 @@ class _State:
     optimizer: torch.optim.Optimizer
     scheduler: Any
     accelerator: Accelerator
-    options: dict[str, Any]
+    about: dict[str, Any]
 
     @classmethod
     def start(
@@ -195,6 +202,7 @@ class _State:
         unrolling: _Unrolling,
         options: TrainingOptions,
         accelerator: Accelerator,
+        about: dict[str, Any],
         resumed: Path | None,
     ) -> _State:
         """The state before the first step, or that of the newest checkpoint in `resumed`."""
@@ -203,7 +211,7 @@ class _State:
         optimizer = torch.optim.AdamW(parameters, lr=options.learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
         warmup = round(options.warmup * options.max_steps)
         scheduler = get_cosine_schedule_with_warmup(optimizer, warmup, options.max_steps)
-        state = cls(0, trained, module, optimizer, scheduler, accelerator, asdict(options))
+        state = cls(0, trained, module, optimizer, scheduler, accelerator, about)
         checkpoint = None if resumed is None else latest_checkpoint(resumed)
         if checkpoint is not None:
             state._load(checkpoint)
@@ -211,10 +219,15 @@ class _State:
 
     def _load(self, checkpoint: Path) -> None:
         saved = load_checkpoint(checkpoint, self.trained, self.optimizer)
-        if saved["options"] != self.options:
+        if saved["options"] != self.about["options"]:
             raise InvalidConfigError(
-                f"{checkpoint} was written by a run with {saved['options']}, which cannot go on with {self.options}: "
+                f"{checkpoint} was written by a run with {saved['options']}, which cannot go on with {self.about['options']}: "
                 "resume with the same options, or write to another folder"
+            )
+        if saved.get("data", self.about["data"]) != self.about["data"]:
+            raise InvalidConfigError(
+                f"{checkpoint} was written by a run on other texts or rounds, which cannot go on with these: resume with the "
+                "data as they were, or start anew in another folder"
             )
         self.step = saved["step"]
         self.scheduler.load_state_dict(saved["scheduler"])
@@ -229,7 +242,7 @@ class _State:
     def save(self, out: Path, step: int) -> None:
         """Writes a checkpoint, from one of the processes."""
         if self.accelerator.is_main_process:
-            content = {"scheduler": self.scheduler.state_dict(), "options": self.options}
+            content = {"scheduler": self.scheduler.state_dict(), **self.about}
             save_checkpoint(out, step, self.trained, self.optimizer, content)
         self.accelerator.wait_for_everyone()
 

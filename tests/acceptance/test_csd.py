@@ -5,6 +5,7 @@ import threading
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
 
 from hf_specdec import CorrectionMemory, CSDConfig, ExactConfig, InvalidConfigError
@@ -275,6 +276,12 @@ def test_files_that_are_no_memory_are_refused(tmp_path):
         CorrectionMemory.load(path)
     save_file({"a": torch.zeros(1)}, path)
     with pytest.raises(InvalidConfigError, match="expected"):
+        CorrectionMemory.load(path)
+    memory_of((1, 2)).save(path)
+    with safe_open(path, "pt") as file:
+        about, tensors = file.metadata(), {"pairs": file.get_tensor("pairs")}
+    save_file(tensors, path, about)
+    with pytest.raises(InvalidConfigError, match="lacks parts of a correction memory"):
         CorrectionMemory.load(path)
 
 

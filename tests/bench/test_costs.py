@@ -12,6 +12,7 @@ from hf_specdec.bench.summary import predicted_speedup
 from hf_specdec.errors import InvalidConfigError
 from hf_specdec.prefix_lm import PrefixLM
 from tests.families import FAMILIES
+from tests.networks import drafter_for, small_target
 from tests.toys import noisy_copy, prompts, tiny_llama
 
 
@@ -123,3 +124,12 @@ def test_arms_mean_what_they_say():
     assert parse_arm("easd-1.5").config.entropy_threshold == 1.5
     assert parse_arm("stock-assistant-5").stock == {"assistant_model": True, "num_assistant_tokens": 5}
     assert not parse_arm("ngram-4").needs_draft
+
+
+@pytest.mark.parametrize("kind", ["eagle", "eagle3-reduced"])
+def test_a_drafter_network_is_a_step_of_one_token(kind):
+    target = small_target()
+    costs = measure_costs(target, drafter_for(target, kind), prefix_length=8, widest=2, repeats=1, batch_size=2)
+    assert costs.draft_step is not None
+    assert costs.draft_step > 0
+    assert sorted(costs.target) == [1, 2]

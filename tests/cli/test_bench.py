@@ -10,6 +10,7 @@ import time
 import pytest
 
 from hf_specdec import DraftVocabulary
+from tests.networks import drafter_for
 
 
 @pytest.fixture
@@ -154,3 +155,27 @@ def test_reduced_arms_use_the_vocabulary_and_its_own_costs(pair, data, tmp_path,
     assert {name: each["text_equal"] for name, each in figures.items()} == dict.fromkeys(figures, 1.0)
     assert list(figures) == ["plain", "default-reduced", "model-3", "model-reduced-3"]
     assert figures["model-reduced-3"]["predicted_speedup"] > 0
+
+
+def test_a_drafter_network_is_measured_with_a_cost_of_its_own(pair, data, tmp_path, run, run_json):
+    drafter_for(pair.model, "eagle").save_pretrained(tmp_path / "eagle")
+    command = ["bench", "--target", pair.target, "--assistant", tmp_path / "eagle", "--data", data, "--limit", "2"]
+    command += ["--max-new-tokens", "8", "--out", tmp_path / "r"]
+    assert "need a causal LM as draft model, got the drafter network EagleDrafter" in " ".join(
+        run(*command, code=2).stderr.split()
+    )
+    printed = run_json(*command, "--arms", "plain,model-2", "--no-rows")
+    figures = printed["summary"]["tasks"]["model-2"]
+    assert printed["environment"]["assistant"] == "eagle"
+    assert printed["environment"]["costs"]["draft_step"] > 0
+    assert figures["text_equal"] == 1.0
+    assert figures["predicted_speedup"] > 0
+    saved = json.loads((tmp_path / "r.json").read_text())
+    assert saved == {**printed, "rows": []}
+
+
+def test_a_command_that_needs_a_causal_lm_says_so(pair, data, tmp_path, run):
+    drafter_for(pair.model, "eagle").save_pretrained(tmp_path / "eagle")
+    command = ["calibrate", "easd", "--target", pair.target, "--draft", tmp_path / "eagle", "--data", data]
+    command += ["--prompt-field", "question", "--field", "question"]
+    assert "is a drafter network, and this command needs a causal LM" in " ".join(run(*command, code=2).stderr.split())

@@ -89,6 +89,18 @@ def test_the_text(carded, measured):
     assert "does **not** keep the target's distribution: `easd`" in text
 
 
+def test_a_card_goes_elsewhere_and_keeps_its_prose_there(folder, measured, tmp_path, run):
+    before = sorted(path.name for path in folder.iterdir())
+    out = tmp_path / "cards" / "drafter"
+    run("card", folder, "--results", measured, *FACTS, "--out", out)
+    assert sorted(path.name for path in folder.iterdir()) == before
+    assert sorted(path.name for path in out.iterdir()) == ["README.md", "results.json", "results.png"]
+    text = (out / "README.md").read_text().replace("## Use", "Trained in a morning.\n\n## Use")
+    (out / "README.md").write_text(text)
+    run("card", folder, "--results", out / "results.json", "--out", out)
+    assert (out / "README.md").read_text() == text
+
+
 def test_a_drafter_network_names_its_method_and_fingerprint(measured, tmp_path, run):
     drafter_for(small_target(), "eagle3").save_pretrained(tmp_path / "eagle3")
     run("card", tmp_path / "eagle3", "--results", measured, "--base-model", "org/target")

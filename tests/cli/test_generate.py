@@ -9,6 +9,7 @@ import typer
 
 import hf_specdec
 from hf_specdec.cli.texts import encode_prompt
+from tests.networks import drafter_for
 
 
 PROMPT = "w1 w2 w3 w4"
@@ -47,6 +48,14 @@ def test_json_is_one_object_with_text_tokens_and_statistics(run_json, pair):
     assert result["config"]["preset"] == "ExactConfig"
     assert (result["target"], result["assistant"]) == (pair.target, pair.draft)
     assert result["options"] == {"do_sample": False, "max_new_tokens": 24}
+
+
+def test_a_drafter_network_drafts(run_json, pair, tmp_path):
+    drafter_for(pair.model, "eagle").save_pretrained(tmp_path / "eagle")
+    given = ["--target", pair.target, "--assistant", tmp_path / "eagle", *RAW, "--prompt", PROMPT]
+    (output,) = run_json("generate", *given, "--drafting", "model", "--length", 2)["outputs"]
+    assert output["tokens"] == plain_tokens(pair, [6, 7, 8, 9])
+    assert output["stats"]["num_draft_tokens"] > 0
 
 
 def test_accepted_drafts_and_only_they_are_coloured(run, pair):

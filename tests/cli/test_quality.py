@@ -9,6 +9,8 @@ import time
 
 import pytest
 
+from hf_specdec.acceptance import POLICY_NAME, CorrectionMemory, PolicyNetwork
+
 
 @pytest.fixture
 def data(tmp_path):
@@ -141,6 +143,30 @@ def test_rows_of_other_settings_are_refused(pair, data, tmp_path, run):
         stderr = run(*options_for(pair, data, tmp_path / "q", "--arms", "plain", *more), code=2).stderr
         assert message in " ".join(stderr.split())
     assert (tmp_path / "q.rows.jsonl").read_text() == kept
+
+
+def test_rows_of_another_memory_policy_or_sandbox_are_refused(pair, data, tmp_path, run):
+    for name, path, save in [
+        (
+            "memory",
+            tmp_path / "memory.safetensors",
+            lambda size: CorrectionMemory(size).save(tmp_path / "memory.safetensors"),
+        ),
+        ("policy", tmp_path, lambda size: PolicyNetwork(size).save(tmp_path / POLICY_NAME)),
+    ]:
+        save(4)
+        asked = options_for(pair, data, tmp_path / name, "--arms", "plain", "--limit", "2", f"--{name}", path)
+        run(*asked)
+        run(*asked, "--resume")
+        save(5)
+        assert f"settings ({name}: " in " ".join(run(*asked, "--resume", code=2).stderr.split())
+    problem = {"prompt": "w1 w2", "test": "def check(candidate):\n    pass", "entry_point": "print"}
+    path = tmp_path / "humaneval.jsonl"
+    path.write_text(json.dumps(problem) + "\n")
+    asked = options_for(pair, path, tmp_path / "h", "--arms", "plain", "--task", "humaneval", "--test-seconds", 20)
+    run(*asked)
+    stderr = run(*asked, "--resume", "--test-megabytes", 512, code=2).stderr
+    assert "test_megabytes: 1024, now 512" in " ".join(stderr.split())
 
 
 @pytest.mark.parametrize(

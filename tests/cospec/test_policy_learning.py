@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from hf_specdec import CoSpecConfig, InvalidConfigError
 from hf_specdec.acceptance import FEATURES, PolicyNetwork
@@ -110,6 +112,21 @@ def test_the_divergence_holds_the_policy_near_its_start():
 
 
 # --- the file -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("change", ["absent", "short", "scalar"])
+def test_a_damaged_policy_is_told(tmp_path, change):
+    path = tmp_path / "policy.safetensors"
+    PolicyNetwork(5).save(path)
+    with safe_open(path, "pt") as file:
+        about, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    if change == "absent":
+        del tensors["hidden.bias"]
+    else:
+        tensors["hidden.bias"] = torch.zeros(3) if change == "short" else torch.tensor(1.0)
+    save_file(tensors, path, about)
+    with pytest.raises(InvalidConfigError, match=r"policy\.safetensors lacks tensors of a policy"):
+        PolicyNetwork.load(path)
 
 
 def test_a_policy_is_saved_and_loaded(tmp_path):

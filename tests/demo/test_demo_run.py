@@ -1,32 +1,21 @@
 """The side-by-side display: what it returns, what it draws, and that both come from the same runs."""
 
-import io
 import json
 
 import pytest
 import torch
-from rich.console import Console
 
 from hf_specdec.demo import display, run
-from hf_specdec.demo.models import new_model
 from hf_specdec.demo.pair import Pair, Prompt, load_pair, load_prompts
-from hf_specdec.demo.shape import Shape
-from hf_specdec.demo.tokenizer import train
 from hf_specdec.demo.traces import Step, Trace
+from tests.demo import console_of, tiny_pair_of
 
 
 @pytest.fixture
 def tiny_pair(monkeypatch) -> Pair:
-    torch.manual_seed(0)
-    shape = Shape(layers=2, width=32, heads=2, kv_heads=1, mlp=64)
-    tokenizer = train(["The json module reads and writes JSON.\n"] * 4, 300)
-    pair = Pair(new_model(shape, 2, 300).eval(), new_model(shape, 1, 300).eval(), tokenizer)
+    pair = tiny_pair_of()
     monkeypatch.setattr(run, "load_pair", lambda: pair)
     return pair
-
-
-def console_of(width: int = 100, terminal: bool = False) -> Console:
-    return Console(file=io.StringIO(), width=width, force_terminal=terminal)
 
 
 def test_the_result_has_the_figures_and_is_plain_json(tiny_pair):

@@ -37,7 +37,13 @@ def docs(tmp_path):
 def test_everything_is_trained_measured_and_reported_and_then_not_again(tmp_path, docs):
     pair, report, library = load_pair(), tmp_path / "rcsd", tmp_path / "library"
     library.mkdir()
-    found = reproduce(pair, docs, tmp_path / "out", report, PLAN, library=library)
+    seen = []
+    found = reproduce(
+        pair, docs, tmp_path / "out", report, PLAN, library=library, progress=lambda *each: seen.append(each)
+    )
+    parts = ["texts", "hass", "rcsd-dpo-0", "rcsd-grpo-0", "control-0", "measuring"]
+    assert list(dict.fromkeys(part for part, *_ in seen)) == parts
+    assert {part: counts for part, *counts in seen} == dict(zip(parts, ([3, 3], *[[2, 2]] * 4, [8, 8]), strict=True))
     content = json.loads(report.with_suffix(".json").read_text())
     assert list(content["summary"]["demo"]["pydocs"]) == ARMS
     assert content["seeds"] == [0]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hf_specdec import CostTable, GoodputLength, InvalidConfigError, SpeculativeConfig
-from hf_specdec.lengths.forecast import expected_tokens
+from hf_specdec.lengths.forecast import GoodputForecast, expected_tokens
 from hf_specdec.records import Round
 from tests.toys import noisy_copy, prompts, tiny_llama
 
@@ -164,3 +164,45 @@ def test_a_match_that_extends_a_draft_says_nothing_against_the_draft():
     rates = schedule.forecast().rates["model"]
     assert rates[0] > before[0]
     assert rates[1] > before[1]  # never tried, so it leans on the first
+
+
+def test_a_first_plain_step_that_was_slow_is_measured_again():
+    """One reading must not make plain decoding look slow for a whole run."""
+    schedule = GoodputLength().start(1)
+    plain = 0
+    for number in range(60):
+        length = int(schedule.next_budget().max_tokens[0])
+        plain += length == 0
+        counts = [torch.tensor([value]) for value in (length, min(length, 1), 0 if number % 2 else min(length, 1))]
+        seconds = 1.4 if number == 0 else 1.0 + 0.02 * length
+        schedule.observe(round_of(1 + int(counts[2]), counts, 0.25 * length, seconds))
+    assert plain >= 3
+    assert schedule.costs().pass_seconds(1) == 1.0
+
+
+def test_a_clear_gain_is_not_interrupted():
+    _, lengths = simulate(0.95, 0.02)
+    assert lengths.count(0) == 1
+
+
+def test_a_batch_is_not_drafted_wide_before_passes_of_several_tokens_were_measured():
+    widest = {}
+    for batch_size in (1, 32):
+        schedule = GoodputLength().start(batch_size)
+        counts = [torch.zeros(batch_size, dtype=torch.long)] * 3
+        schedule.observe(
+            Round([[0]] * batch_size, *counts, torch.ones(batch_size, dtype=torch.bool), verify_seconds=1.0)
+        )
+        offers = [("ngram-3", 16)] + [None] * (batch_size - 1)
+        widest[batch_size] = max(schedule.forecast().plan(offers, with_model=True).from_match)
+    assert widest[32] < widest[1]
+
+
+def test_one_row_does_not_widen_the_pass_of_many():
+    """A match that pays for a single text costs a batch a wider pass for every row."""
+    rates = {"model": (0.8,) * 16, "ngram-2": (0.7,) * 16}
+    forecast = GoodputForecast(CostTable(0.1, ((1, 1.0), (17, 2.6))), rates, "model", 16)
+    assert forecast.extensions([("ngram-2", 6, 2)], 2)[0] > 0
+    assert forecast.extensions([("ngram-2", 6, 2)] + [None] * 7, 2) == [0] * 8
+    assert min(forecast.extensions([("ngram-2", 6, 2)] * 8, 2)) > 0
+    assert forecast.extensions([("ngram-2", 6, 2), ("ngram-2", 6, 3)] + [None] * 6, 3)[:2] == [1, 0]  # room is free

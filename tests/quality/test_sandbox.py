@@ -61,6 +61,10 @@ def test_a_loop_ends_at_the_time_limit_and_nothing_is_left():
         os.waitpid(-1, os.WNOHANG)
 
 
+def test_the_limit_of_the_processor_is_a_timeout_too():
+    assert run_program("import signal; signal.raise_signal(signal.SIGXCPU)", max_seconds=20) == "timeout"
+
+
 def test_limits_of_nothing_are_refused():
     with pytest.raises(InvalidConfigError, match="at least 1"):
         run_program("", max_seconds=0)

@@ -153,6 +153,8 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, name):
             resume=True,
             rounds=rounds_for(name),
         )
+    with pytest.raises(InvalidConfigError, match="other texts"):
+        train(target, resumed, some_texts()[::-1], recipe, options, out=tmp_path, resume=True, rounds=rounds_for(name))
 
 
 @pytest.mark.parametrize("name", NAMES)

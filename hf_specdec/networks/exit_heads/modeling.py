@@ -21,6 +21,7 @@ from hf_specdec.networks.exit_heads.card import CARD, render_card
 from hf_specdec.networks.exit_heads.configuration import ExitHeadsConfig
 from hf_specdec.networks.fresh import layer_options
 from hf_specdec.networks.target import TargetIdentity
+from hf_specdec.placement import device_of
 
 
 __all__ = ["ExitHeads"]
@@ -88,7 +89,7 @@ class ExitHeads(PreTrainedModel):
             ExitHeadsConfig(
                 kind, list(exit_layers), config.hidden_size, shape, identity.name, **({} if kind == "raw" else options)
             )
-        ).to(inner.device)
+        ).to(device_of(inner))
         for depth in exit_layers if kind == "adapter" else ():
             _copy_layer(layers[depth], heads.heads[str(depth)].layer)
         return heads

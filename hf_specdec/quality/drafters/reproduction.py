@@ -11,13 +11,17 @@ import argparse
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from hf_specdec.demo import corpus, tokenizer
 from hf_specdec.demo.pair import Pair, load_pair
+from hf_specdec.files import mended_lines
 from hf_specdec.networks import AutoDrafter, DraftNetwork
 from hf_specdec.networks.export import export_drafter
 from hf_specdec.quality.drafters.comparison import compare, compare_drafters
@@ -33,7 +37,9 @@ from hf_specdec.training.texts import Text
 from hf_specdec.training.trainer import StepLog
 
 
-__all__ = ["Plan", "reproduce"]
+__all__ = ["Plan", "reproduce", "windows"]
+
+Show = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +79,7 @@ def reproduce(
     *,
     options: RCSDTraining | None = None,
     library: Path | None = None,
+    progress: Show = lambda part, done, total: None,
 ) -> dict[str, Any]:
     """Trains what is not trained yet, measures everything, and writes the report.
 
@@ -84,12 +91,15 @@ def reproduce(
         plan ([`Plan`]): How much of everything.
         options ([`RCSDTraining`], *optional*): How the RCSD stages are to be done.
         library (`Path`, *optional*): Folder whose docstrings are read; the standard library by default.
+        progress (`Callable[[str, int, int], None]`, *optional*): Called with the name of a part, what is done of it, and all
+            there is of it.
     """
     out.mkdir(parents=True, exist_ok=True)
     training, held_out = (tokenizer.encode_all(pair.tokenizer, side) for side in corpus.load(docs, library))
-    prompts = _windows(held_out, plan.held_out, plan.prompt_tokens)
-    texts = _texts(pair.target, _windows(training, plan.texts, plan.prompt_tokens), out / "texts.jsonl", plan)
-    workshop = _Workshop(pair, texts, prompts, plan)
+    prompts = windows(held_out, plan.held_out, plan.prompt_tokens)
+    asked = windows(training, plan.texts, plan.prompt_tokens)
+    texts = _texts(pair.target, asked, out / "texts.jsonl", plan, partial(progress, "texts"))
+    workshop = _Workshop(pair, texts, prompts, plan, progress)
     hass = workshop.drafter(out / "hass", None, [RECIPES["hass"]], plan.hass_steps, plan.hass_rate, seed=0)
     stages = {name: stages_of(name, options) for name in ("rcsd-dpo", "rcsd-grpo")}
     stages["control"] = [Recipe("eagle", KLLoss(), num_steps=6, detach=False)]
@@ -102,8 +112,9 @@ def reproduce(
             for seed in plan.seeds
         ]
     arms = compare_drafters(
-        pair.target, drafters, prompts, steps=plan.steps, max_new_tokens=plan.measured_tokens, batch_size=32
-    )
+        pair.target, drafters, prompts, steps=plan.steps, max_new_tokens=plan.measured_tokens, batch_size=32,
+        progress=partial(progress, "measuring"),
+    )  # fmt: skip
     found = compare(arms, baseline="hass", control="control")
     about = {"seeds": list(plan.seeds), "plan": asdict(plan), "rcsd": asdict(options or RCSDTraining())}
     write_report(report, found, model="demo", dataset="pydocs", about={**about, "hass_history": _history(out / "hass")})
@@ -118,6 +129,7 @@ class _Workshop:
     texts: list[Text]
     prompts: list[list[int]]
     plan: Plan
+    progress: Show
 
     def __post_init__(self) -> None:
         self.kept = KeptFeatures()
@@ -156,7 +168,7 @@ class _Workshop:
             resume=True,
             observer=self.kept,
             evaluate=lambda: self._tau(network),
-            on_step=_logger(folder / "log.jsonl"),
+            on_step=_logger(folder / "log.jsonl", lambda log: self.progress(folder.name, log.step, steps)),
         )
         export_drafter(network, folder)
         return network
@@ -174,19 +186,23 @@ class _Workshop:
         return {"tau": sum(each.tau for each in found) / len(found)}
 
 
-def _windows(ids: torch.Tensor, count: int, length: int) -> list[list[int]]:
+def windows(ids: torch.Tensor, count: int, length: int) -> list[list[int]]:
     """Evenly spread windows of a corpus."""
     starts = torch.linspace(0, len(ids) - length, count).long().tolist()
     return [ids[start : start + length].tolist() for start in starts]
 
 
 @torch.no_grad()
-def _texts(target: Any, prompts: list[list[int]], file: Path, plan: Plan, batch_size: int = 128) -> list[Text]:
+def _texts(
+    target: Any,
+    prompts: list[list[int]],
+    file: Path,
+    plan: Plan,
+    progress: Callable[[int, int], None],
+    batch_size: int = 128,
+) -> list[Text]:
     """The target's greedy texts, written down as they come; a text ends with its end token."""
-    written = file.read_text() if file.exists() else ""
-    whole = written[: written.rfind("\n") + 1]  # a killed run may leave half a line
-    file.write_text(whole)
-    rows = [json.loads(line) for line in whole.splitlines()]
+    rows = [json.loads(line) for line in mended_lines(file)]
     end = target.generation_config.eos_token_id
     with file.open("a") as lines:
         for first in range(len(rows), len(prompts), batch_size):
@@ -200,15 +216,17 @@ def _texts(target: Any, prompts: list[list[int]], file: Path, plan: Plan, batch_
                 rows.append(row[: plan.prompt_tokens] + kept)
                 lines.write(json.dumps(rows[-1]) + "\n")
             lines.flush()
+            progress(len(rows), len(prompts))
     return [Text(tuple(row), plan.prompt_tokens) for row in rows]
 
 
-def _logger(file: Path) -> Callable[[StepLog], None]:
-    """Writes a line for each step."""
+def _logger(file: Path, show: Callable[[StepLog], None]) -> Callable[[StepLog], None]:
+    """Writes a line for each step, and shows it."""
 
     def write(log: StepLog) -> None:
         with file.open("a") as lines:
             lines.write(json.dumps(asdict(log)) + "\n")
+        show(log)
 
     return write
 
@@ -220,6 +238,18 @@ def _history(folder: Path) -> list[dict[str, float]]:
     return [{"step": log["step"], **log["evaluation"]} for log in logs if log["evaluation"]]
 
 
+def _bars(bars: Progress) -> Show:
+    """A bar for each part, from when it begins."""
+    known: dict[str, TaskID] = {}
+
+    def show(part: str, done: int, total: int) -> None:
+        if part not in known:
+            known[part] = bars.add_task(part, total=total)
+        bars.update(known[part], completed=done, total=total)
+
+    return show
+
+
 def _main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--docs", type=Path, required=True, help="JSON lines with the fields id and text")
@@ -229,11 +259,22 @@ def _main() -> None:
     numbers = {name: value for name, value in asdict(Plan()).items() if isinstance(value, int | float)}
     for name, value in numbers.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value)
+    parser.add_argument("--recorded-texts", type=int, help="texts that DPO records each time")
     parser.add_argument("--seeds", type=int, nargs="+", default=list(Plan().seeds))
     given = vars(parser.parse_args())
     torch.set_num_threads(given["threads"])
     plan = Plan(seeds=tuple(given["seeds"]), **{name: given[name] for name in numbers})
-    reproduce(load_pair(), given["docs"], given["out"], given["report"], plan)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bars:
+        reproduce(
+            load_pair(),
+            given["docs"],
+            given["out"],
+            given["report"],
+            plan,
+            options=RCSDTraining(recorded_texts=given["recorded_texts"]),
+            progress=_bars(bars),
+        )
 
 
 if __name__ == "__main__":

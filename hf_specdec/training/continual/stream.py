@@ -12,7 +12,7 @@ from hf_specdec.training.continual.options import ContinualTraining
 from hf_specdec.training.options import TrainingOptions
 from hf_specdec.training.rcsd import Recording, RoundBook
 from hf_specdec.training.recipes import Recipe
-from hf_specdec.training.texts import Text
+from hf_specdec.training.texts import Text, digest_of
 from hf_specdec.training.trainer import StepLog, train
 
 
@@ -52,7 +52,11 @@ def train_continually(
     _check_tokens(target, new.texts)
     texts = with_replay(new.texts, replay, continual.replay_share, options.seed)
     rounds = RoundBook([*(Recording(text, ()) for text in replay), *recordings]) if recipe.rounds else None
-    return train(target, network, texts, continual.recipe(recipe), options, rounds=rounds, **run)
+    seen = [(each.anchor, each.drafts, each.choices, each.num_accepted) for one in recordings for each in one.rounds]
+    fingerprint = digest_of(texts, seen)
+    return train(
+        target, network, texts, continual.recipe(recipe), options, rounds=rounds, fingerprint=fingerprint, **run
+    )
 
 
 def _check_tokens(target: Any, texts: Sequence[Text]) -> None:

@@ -24,7 +24,7 @@ def roll_out(
     texts: Sequence[Text],
     *,
     steps: int,
-    batch_size: int = 16,
+    batch_size: int = 64,
     on_batch: Callable[[int, int], None] | None = None,
 ) -> list[Recording]:
     """Decodes the prompt of each text greedily to the text's own length, and records the rounds. Greedy texts do not depend
