@@ -91,11 +91,7 @@ def calibrate_csd(
     if not prompts:
         raise InvalidConfigError("there is no prompt to calibrate on")
     check_tokenizers(target, draft, tokenizer, None)
-    kept = CorrectionMemory(max_entries, pair_fingerprint(target.config, draft.config))
-    if memory is not None:
-        before, kept = kept, memory.copy()
-        kept.merge(before)  # which refuses another pair of models
-        kept.fingerprint = before.fingerprint
+    kept = _memory_for(pair_fingerprint(target.config, draft.config), memory, max_entries)
     config = CSDConfig(
         memory=kept, frequency_threshold=math.inf, length=length, drafting="model", guard=None, on_drafter_error="raise"
     )
@@ -116,6 +112,17 @@ def calibrate_csd(
         familiar_share=sum(familiar) / sum(counts) if counts else 0.0,
         memory=kept,
     )
+
+
+def _memory_for(fingerprint: str, memory: CorrectionMemory | None, max_entries: int) -> CorrectionMemory:
+    """A memory for a pair of models: a new one, or a copy of one of the same pair."""
+    new = CorrectionMemory(max_entries, fingerprint)
+    if memory is None:
+        return new
+    kept = memory.copy()
+    kept.merge(new)  # which refuses another pair of models
+    kept.fingerprint = fingerprint
+    return kept
 
 
 @torch.no_grad()

@@ -103,7 +103,8 @@ class _Captured:
     @property
     def features(self) -> Tensor:
         """`(batch, columns, len(indices) * hidden_size)`, the captured states of each column side by side."""
-        taps = [torch.cat(self._states[index], 1) for index in self._indices]
+        passes = [self._states[index] for index in self._indices]
+        taps = [states[0] if len(states) == 1 else torch.cat(states, 1) for states in passes]
         return torch.cat([tap.to(taps[-1].device) for tap in taps], -1)
 
 
@@ -114,6 +115,11 @@ class FeatureStore:
         self.first_column = 0
         self._states: Tensor | None = None
         self._known: Tensor = torch.zeros(0, dtype=torch.long)
+
+    def begin(self, first_column: int, features: Tensor) -> None:
+        """Starts with the features of all columns from `first_column` on. They are not copied: prompts are long."""
+        self.first_column, self._states = first_column, features
+        self._known = torch.full((len(features),), first_column + features.shape[1])
 
     def put(self, columns: Tensor, features: Tensor) -> None:
         """Keeps features, also where they replace those of rejected tokens.
@@ -143,7 +149,11 @@ class FeatureStore:
                 f"features of columns {columns[missing].tolist()} are not known (known from {self.first_column} up to "
                 f"{self._known.tolist()}): the drafter must see every forward pass of its target"
             )
-        places = (columns - self.first_column).clamp(min=0).to(self._states.device)
+        places = (columns - self.first_column).clamp(min=0)
+        first, width = int(places[0, 0]), places.shape[1]
+        if bool((places == torch.arange(first, first + width)).all()):
+            return self._states[:, first : first + width]
+        places = places.to(self._states.device)
         return self._states.gather(1, places[..., None].expand(-1, -1, self._states.shape[-1]))
 
     def move(self, source: Tensor, target: Tensor) -> None:
@@ -200,9 +210,8 @@ class TargetFeatures:
         with self.tap.capture() as captured:
             yield
         features = captured.features
-        columns = torch.arange(prompt_columns - features.shape[1], prompt_columns).clamp(min=-1)
-        self.start = self.store.first_column = max(0, prompt_columns - features.shape[1])
-        self.store.put(columns.expand(len(features), -1), features)
+        self.start = max(0, prompt_columns - features.shape[1])
+        self.store.begin(self.start, features[:, features.shape[1] + self.start - prompt_columns :])
 
     def around(self, forward: Callable[..., Any]) -> Callable[..., Any]:
         """The target's forward call, with its features stored."""

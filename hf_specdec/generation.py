@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import (
     GenerationConfig,
     LogitsProcessorList,
@@ -25,10 +25,12 @@ from hf_specdec.compatibility import check_model
 from hf_specdec.configs import STOCK_OPTIONS, BaseConfig, SelfDraftConfig, load_config, with_stock_options
 from hf_specdec.drafting import Drafting, check_tree, drafting_of
 from hf_specdec.errors import InvalidConfigError, UnsupportedModelError
+from hf_specdec.lengths import GoodputLength, GoodputTree, TreeLength
 from hf_specdec.loop import Record, Run, speculate
 from hf_specdec.outputs import SpeculativeDecoderOnlyOutput, StepOutputs, TokenStream, result_of, step_outputs
+from hf_specdec.placement import is_sharded
 from hf_specdec.prefix_lm import PrefixLM, read_prompt
-from hf_specdec.records import AcceptanceRule, Observer, Round
+from hf_specdec.records import AcceptanceRule, LengthController, Observer, Round
 from hf_specdec.sequences import Sequences
 from hf_specdec.stats import SpeculativeStats
 from hf_specdec.verify import RandomStreams
@@ -86,14 +88,10 @@ class SpeculativeDecoder:
         started = time.perf_counter()
         check_model(model)
         _check_mode(model, generation_config, model_kwargs)
-        stats = SpeculativeStats()
-        drafting = drafting_of(
-            self.config, self.assistant, model, generation_config, stats, tokenizer=self.tokenizer,
-            assistant_tokenizer=self.assistant_tokenizer, synced_gpus=self.synced_gpus,
-        )  # fmt: skip
-        check_tree(self.config, model, cache_argument(model_kwargs), generation_config)
+        stats, given = SpeculativeStats(), cache_argument(model_kwargs)
+        drafting = self._drafting(model, given, generation_config, stats)
         texts = _sequences(input_ids, stopping_criteria, generation_config)
-        lockstep = self._lockstep(texts, logits_processor, cache_argument(model_kwargs), generation_config)
+        lockstep = self._lockstep(texts, logits_processor, given, generation_config)
         drafting = drafting.for_prompts(texts.tokens[:, : texts.prompt_columns])
         with drafting.of_prompt(texts.prompt_columns):
             outputs = read_prompt(model, input_ids, generation_config, model_kwargs)
@@ -107,13 +105,7 @@ class SpeculativeDecoder:
             run = self._run(model, target, texts, outputs, logits_processor, generation_config, steps, lockstep)
             run.drops_rows = not keeps_cache and _may_drop_rows(run, model_kwargs)
             drafting.start(run, cache)
-            self.stream.skip(texts.prompt_columns)
-            for round_ in speculate(run, outputs):
-                stats.add(round_)
-                self.stream.show(texts.tokens, int(texts.lengths.max()))
-                if self.round_callback is not None:
-                    self.round_callback(round_)
-            sequences = texts.finish()
+            sequences = self._decode(run, outputs, stats)
             _settle(run, keeps_cache)
         except BaseException:
             if keeps_cache:
@@ -128,6 +120,28 @@ class SpeculativeDecoder:
         if self.stats_callback is not None:
             self.stats_callback(stats)
         return result_of(generation_config, sequences, run.record, steps, cache, stats)
+
+    def _drafting(
+        self, model: PreTrainedModel, cache: Any, generation_config: GenerationConfig, stats: SpeculativeStats
+    ) -> Drafting:
+        """What drafts, after everything that speaks against it."""
+        drafting = drafting_of(
+            self.config, self.assistant, model, generation_config, stats, tokenizer=self.tokenizer,
+            assistant_tokenizer=self.assistant_tokenizer, synced_gpus=self.synced_gpus,
+        )  # fmt: skip
+        check_tree(self.config, model, cache, generation_config)
+        return drafting
+
+    def _decode(self, run: Run, prompt_outputs: Any, stats: SpeculativeStats) -> Tensor:
+        """The final texts, `(batch, length)`; whoever wants to see rounds sees each as it ends."""
+        texts = run.sequences
+        self.stream.skip(texts.prompt_columns)
+        for round_ in speculate(run, prompt_outputs):
+            stats.add(round_)
+            self.stream.show(texts.tokens, int(texts.lengths.max()))
+            if self.round_callback is not None:
+                self.round_callback(round_)
+        return texts.finish()
 
     def _run(
         self,
@@ -152,7 +166,7 @@ class SpeculativeDecoder:
             sequences=texts,
             drafter=None,
             rule=rule,
-            controller=self.config.controller(deterministic=rule.lossless and not do_sample),
+            controller=_controller(self.config, model, self.assistant, deterministic=rule.lossless and not do_sample),
             processors=processors,
             do_sample=do_sample,
             max_length=_max_length(model, texts, generation_config),
@@ -274,6 +288,21 @@ def _check_mode(model: Any, generation_config: GenerationConfig, model_kwargs: d
             f"{type(undecorated_model(model)).__name__} brings a cache of its own kind, which hf_specdec cannot crop. Call it "
             "without `speculative_config`."
         )
+
+
+def _controller(config: BaseConfig, model: Any, assistant: Any, *, deterministic: bool) -> LengthController:
+    """How far to draft. Processes that hold shards call them together, so nothing that each of them measures may decide it."""
+    sharded = any(isinstance(each, nn.Module) and is_sharded(each) for each in (model, assistant))
+    controller = config.controller(deterministic=deterministic and not sharded)
+    if not sharded or not isinstance(controller, GoodputLength | GoodputTree) or controller.costs is not None:
+        return controller
+    if isinstance(controller, GoodputTree) and config.length == "auto":
+        return TreeLength(controller.shape)
+    raise InvalidConfigError(
+        f"{type(controller).__name__} drafts as far as pays by the seconds it measures. Those differ between the processes of "
+        "a sharded (tensor-parallel) model, which would then wait for one another forever: pass length=<number>, or costs=... "
+        f"to {type(controller).__name__}"
+    )
 
 
 def _may_drop_rows(run: Run, model_kwargs: dict[str, Any]) -> bool:

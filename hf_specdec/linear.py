@@ -13,6 +13,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from hf_specdec.placement import is_sharded
+
 
 __all__ = ["PackReport", "PackedLinear", "SharedLinear", "pack_linears", "packing_problem"]
 
@@ -194,6 +196,8 @@ def _reason_to_stay_dense(linear: nn.Linear) -> str | None:
         return f"it is on {linear.weight.device}"
     if linear.weight.dtype != torch.float32:
         return f"its dtype is {linear.weight.dtype}; packing serves float32"
+    if is_sharded(linear):
+        return "it is one of several shards"
     if linear._forward_hooks or linear._forward_pre_hooks:
         return "it carries hooks"
     return None

@@ -114,12 +114,7 @@ def calibrate_nucleus(
         [`IncompatibleDraftError`]: If the models use different tokenizers.
     """
     config = NucleusConfig() if config is None else config
-    if not 0.0 <= tv_bound <= 1.0:
-        raise InvalidConfigError(f"tv_bound must lie in [0, 1], got {tv_bound}")
-    if not temperature > 0.0:
-        raise InvalidConfigError(f"temperature must be above 0, got {temperature}; greedy=True is greedy decoding")
-    for mass in masses:
-        replace(config, nucleus_p=mass)  # which refuses what is out of range
+    _check(tv_bound, temperature, masses, config)
     check_tokenizers(target, draft, tokenizer, None)
     grid = sorted({0.0, *masses})
     along = logits_along(target, draft, texts, tokenizer=tokenizer, max_tokens=max_tokens, progress=progress)
@@ -139,6 +134,15 @@ def calibrate_nucleus(
         grid=points,
         config=replace(config, nucleus_p=chosen.nucleus_p),
     )
+
+
+def _check(tv_bound: float, temperature: float, masses: Sequence[float], config: NucleusConfig) -> None:
+    if not 0.0 <= tv_bound <= 1.0:
+        raise InvalidConfigError(f"tv_bound must lie in [0, 1], got {tv_bound}")
+    if not temperature > 0.0:
+        raise InvalidConfigError(f"temperature must be above 0, got {temperature}; greedy=True is greedy decoding")
+    for mass in masses:
+        replace(config, nucleus_p=mass)  # which refuses what is out of range
 
 
 def _statistics(

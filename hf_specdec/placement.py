@@ -1,18 +1,25 @@
-"""Where modules compute, which is not where their weights lie once accelerate has offloaded them."""
+"""Where modules compute, which is not where their weights lie once these are offloaded or cut into shards."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain
+from typing import Any
 
 import torch
-from accelerate.hooks import AlignDevicesHook
-from accelerate.utils import align_module_device
+from accelerate.hooks import AlignDevicesHook  # type: ignore[import-untyped]
+from accelerate.utils import align_module_device  # type: ignore[import-untyped]
 from torch import Tensor, nn
 
 
-__all__ = ["device_of", "weight_of"]
+__all__ = ["device_of", "is_sharded", "weight_of"]
+
+_SHARDED: tuple[type, ...] = ()
+if torch.distributed.is_available():
+    from torch.distributed.tensor import DTensor
+
+    _SHARDED = (DTensor,)
 
 
 def device_of(module: nn.Module) -> torch.device:
@@ -34,8 +41,16 @@ def device_of(module: nn.Module) -> torch.device:
 
 @contextmanager
 def weight_of(module: nn.Module) -> Iterator[Tensor]:
-    """A module's weight, without a call of the module. If it is offloaded, it is loaded until the block is left."""
+    """A module's whole weight, without a call of the module.
+
+    If it is offloaded, it is loaded until the block is left. If it is sharded, its parts are gathered, for which all processes
+    must come here at the same time.
+    """
     with align_module_device(module):
-        weight = module.weight
-        assert isinstance(weight, Tensor)
-        yield weight
+        weight: Any = module.weight
+        yield weight.full_tensor() if isinstance(weight, _SHARDED) else weight
+
+
+def is_sharded(module: nn.Module) -> bool:
+    """Whether several processes hold parts of the weights and must call the module together (tensor parallelism)."""
+    return any(isinstance(each, _SHARDED) for each in module.parameters())

@@ -68,6 +68,8 @@ def read_prompt(
         filled = outputs.get(CACHE_KEY, cache)
         check_croppable(filled, model)  # recurrent layers know it only once they hold something
         _check_filled(filled, model)
+        # A view of the last column would keep all of those that a model without `logits_to_keep` computes.
+        outputs["logits"] = outputs.logits[:, -1:].clone()
     except BaseException:
         try:
             _crop_layers(cache, columns)

@@ -22,6 +22,7 @@ from hf_specdec.compatibility import saved_tokenizer
 from hf_specdec.drafters import AssistantDrafter, DraftSettings, DraftVocabulary
 from hf_specdec.errors import InvalidConfigError, UnsupportedModelError
 from hf_specdec.linear import PackedLinear, SharedLinear, packing_problem
+from hf_specdec.placement import is_sharded
 
 
 __all__ = ["ReducedHead", "assistant_drafter", "reduce_head", "reduced_twins"]
@@ -169,6 +170,10 @@ def _head(model: Any) -> Any:
         raise UnsupportedModelError(
             f"the output head of {type(plain).__name__} is a {type(head).__name__} and no plain linear layer, so it cannot be "
             "reduced. Drop draft_vocabulary"
+        )
+    if is_sharded(head):
+        raise UnsupportedModelError(
+            f"the output head of {type(plain).__name__} is cut into shards, so it cannot be reduced. Drop draft_vocabulary"
         )
     return head
 

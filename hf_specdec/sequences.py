@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import torch
@@ -11,7 +12,14 @@ from transformers import EosTokenCriteria, MaxLengthCriteria, StoppingCriteriaLi
 from hf_specdec.records import Draft
 
 
-__all__ = ["Sequences"]
+__all__ = ["Sequences", "end_tokens"]
+
+
+def end_tokens(given: int | Iterable[int] | None) -> list[int]:
+    """The tokens that an `eos_token_id` names."""
+    if given is None:
+        return []
+    return [given] if isinstance(given, int) else [int(each) for each in given]
 
 
 class Sequences:

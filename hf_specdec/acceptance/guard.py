@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, cast, final
+from typing import Literal, final
 
 import torch
 from torch import Tensor
@@ -11,8 +11,9 @@ from hf_specdec.acceptance.emission import emitted_law
 from hf_specdec.acceptance.exact import exact_acceptance, exact_replacement
 from hf_specdec.acceptance.relaxed import check_range
 from hf_specdec.acceptance.tv_budget import TVBudget
+from hf_specdec.acceptance.wrapping import WrappingRule
 from hf_specdec.errors import InvalidConfigError
-from hf_specdec.records import AcceptanceRule, Evidence, Judged, Observer, Outcome
+from hf_specdec.records import AcceptanceRule, Evidence, Judged, Outcome
 
 
 __all__ = ["EarlyExactGuard"]
@@ -20,7 +21,7 @@ __all__ = ["EarlyExactGuard"]
 
 @final
 @dataclass(frozen=True)
-class EarlyExactGuard:
+class EarlyExactGuard(WrappingRule):
     """Any rule, but exact for the first tokens of the answer, where relaxed acceptance lets attacks through.
 
     Published (arXiv 2610.08678 and its code): `alpha(t) = alpha_exact(t) + eta(t) (alpha_rule(t) - alpha_exact(t))`,
@@ -60,20 +61,10 @@ class EarlyExactGuard:
         check_range("gamma", self.gamma, 0.0, float("inf"), above=True)
 
     @property
-    def lossless(self) -> bool:
-        """That of the inner rule."""
-        return self.inner.lossless
-
-    @property
-    def needs_draft_logits(self) -> bool:
-        """That of the inner rule."""
-        return self.inner.needs_draft_logits
-
-    @property
     def throws_dice(self) -> bool:
         """Whether some acceptance is fractional under greedy decoding: the inner rule's, or the schedule's own."""
         sharp = self.schedule == "step" and {self.start, self.end} <= {0.0, 1.0}
-        return not sharp or bool(cast(Any, self.inner).throws_dice)
+        return not sharp or self.inner.throws_dice
 
     def acceptance(self, evidence: Evidence) -> Tensor:
         exact = exact_acceptance(evidence)
@@ -96,10 +87,8 @@ class EarlyExactGuard:
 
     def observe(self, judged: Judged) -> Mapping[str, Tensor]:
         """Shows the inner rule what was committed; its counts are about drafts which it decided."""
-        if not isinstance(self.inner, Observer):
-            return {}
         decided = self.weight(judged.evidence) > 0
-        return self.inner.observe(replace(judged, accepted=judged.accepted.to(decided.device) & decided))
+        return self.observed_by_inner(replace(judged, accepted=judged.accepted.to(decided.device) & decided))
 
     def weight(self, evidence: Evidence) -> Tensor:
         """`eta` of each position, of shape `(batch, width)`."""

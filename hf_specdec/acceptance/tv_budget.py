@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, cast, final
+from typing import final
 
 import torch
 from torch import Tensor
@@ -12,8 +12,9 @@ from torch import Tensor
 from hf_specdec.acceptance.emission import emitted_law, step_tv
 from hf_specdec.acceptance.exact import exact_acceptance, exact_replacement
 from hf_specdec.acceptance.relaxed import check_range
+from hf_specdec.acceptance.wrapping import WrappingRule
 from hf_specdec.errors import InvalidConfigError
-from hf_specdec.records import AcceptanceRule, Evidence, Judged, Observer, Outcome
+from hf_specdec.records import AcceptanceRule, Evidence, Judged, Outcome
 
 
 __all__ = ["TVBudget"]
@@ -33,7 +34,7 @@ class _Ledger:
 
 @final
 @dataclass(frozen=True)
-class TVBudget:
+class TVBudget(WrappingRule):
     """Any rule, but exact where a step would leave the target's law too far, or once a row has spent its budget.
 
     Ours. A step costs the total variation between the law that the rule emits there and the target's, see [`step_tv`]. The
@@ -58,21 +59,6 @@ class TVBudget:
         check_range("tv_budget", self.tv_budget, 0.0, float("inf"))
         if isinstance(self.inner, TVBudget):
             raise InvalidConfigError("the rule has a budget already: set the limits of that one")
-
-    @property
-    def lossless(self) -> bool:
-        """That of the inner rule."""
-        return self.inner.lossless
-
-    @property
-    def needs_draft_logits(self) -> bool:
-        """That of the inner rule."""
-        return self.inner.needs_draft_logits
-
-    @property
-    def throws_dice(self) -> bool:
-        """That of the inner rule: the exact one throws none."""
-        return bool(cast(Any, self.inner).throws_dice)
 
     def acceptance(self, evidence: Evidence) -> Tensor:
         allowed, _ = self._decide(evidence)
@@ -108,9 +94,7 @@ class TVBudget:
         exhausted = (reached & self._exceeds(judged.evidence)).any(-1)
         spent += cost.where(reached, 0.0).nan_to_num(0.0).sum(-1)
         spent[exhausted] = float("inf")
-        if isinstance(self.inner, Observer):
-            counts = {**self.inner.observe(replace(judged, accepted=accepted & allowed)), **counts}
-        return counts
+        return {**self.observed_by_inner(replace(judged, accepted=accepted & allowed)), **counts}
 
     def explain(self, judged: Judged) -> Mapping[str, Tensor]:
         """`rescued`, kept drafts that the same dice under the exact rule would have rejected, and `step_tv`, the cost."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hf_specdec.records import Round
+from hf_specdec.sequences import end_tokens
 
 
 __all__ = ["eos_token_ids", "pad_left", "recorded_round", "row_rounds", "until_end"]
@@ -27,8 +28,7 @@ def pad_left(prompts: list[list[int]], pad_token_id: int, device: Any) -> dict[s
 
 def eos_token_ids(model: Any) -> set[int]:
     """The tokens that end a text by the model's own generation config."""
-    given = model.generation_config.eos_token_id
-    return set() if given is None else {given} if isinstance(given, int) else set(given)
+    return set(end_tokens(model.generation_config.eos_token_id))
 
 
 def until_end(tokens: list[int], ends: Collection[int]) -> list[int]:

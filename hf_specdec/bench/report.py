@@ -7,9 +7,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from hf_specdec.bench.files import write_at_once
 from hf_specdec.bench.plots import plot
 from hf_specdec.bench.runner import Row
+from hf_specdec.files import write_at_once
 
 
 __all__ = ["markdown", "plain", "table", "write_report"]

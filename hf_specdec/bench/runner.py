@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
@@ -18,6 +17,7 @@ from hf_specdec.bench.batched import eos_token_ids, pad_left, recorded_round, ro
 from hf_specdec.bench.clock import Clock
 from hf_specdec.bench.economize import EconomizeRun, economize_problem
 from hf_specdec.errors import InvalidConfigError
+from hf_specdec.files import whole_lines, write_at_once
 from hf_specdec.networks import DraftNetwork
 from hf_specdec.placement import device_of
 from hf_specdec.records import Round
@@ -125,12 +125,8 @@ class Benchmark:
 
     def finished(self) -> list[Row]:
         """Rows of an interrupted run; a line that was cut off by the interruption is dropped."""
-        if self.checkpoint is None or not self.checkpoint.exists():
-            return []
-        rows = []
-        for line in self.checkpoint.read_text(encoding="utf-8").splitlines(keepends=True):
-            if line.endswith("\n"):
-                rows.append(Row(**json.loads(line)))
+        lines = [] if self.checkpoint is None else whole_lines(self.checkpoint)
+        rows = [Row(**json.loads(line)) for line in lines]
         known = {arm.name for arm in self.arms}
         return [row for row in rows if row.arm in known and row.prompt < len(self.batches)]
 
@@ -260,10 +256,7 @@ class Benchmark:
 
     def _rewrite(self, rows: list[Row]) -> None:
         if self.checkpoint is not None:
-            self.checkpoint.parent.mkdir(parents=True, exist_ok=True)
-            unfinished = self.checkpoint.with_suffix(".unfinished")
-            unfinished.write_text("".join(json.dumps(asdict(row)) + "\n" for row in rows), encoding="utf-8")
-            os.replace(unfinished, self.checkpoint)
+            write_at_once(self.checkpoint, "".join(json.dumps(asdict(row)) + "\n" for row in rows).encode())
 
     def _append(self, row: Row) -> None:
         if self.checkpoint is not None:

@@ -11,10 +11,10 @@ from hf_specdec.cli import calibrate_self_draft
 from hf_specdec.cli import options as opt
 from hf_specdec.cli.calibrate_csd import csd
 from hf_specdec.cli.calibrate_nucleus import nucleus
-from hf_specdec.cli.calibrating import base_config, read_some
+from hf_specdec.cli.calibrating import base_config, calibrate_pair, read_some
 from hf_specdec.cli.errors import reports_errors
 from hf_specdec.cli.models import load_models, load_tokenizer, quiet
-from hf_specdec.cli.output import note, print_json, progress_bar
+from hf_specdec.cli.output import note, print_json
 from hf_specdec.cli.texts import read_texts
 from hf_specdec.cli.train_cospec import calibrate_cospec
 
@@ -67,17 +67,9 @@ def easd(
     base = base_config(config, EASDConfig, "an EASD")
     texts = read_some(data, prompt_field, field, limit)
     models = load_models(target, draft, dtype=dtype, device_map=device_map, quantization=quantization)
-    with quiet(), progress_bar("Reading") as progress:
-        found = calibrate_easd(
-            models.target,
-            models.assistant,
-            texts,
-            tokenizer=models.tokenizer,
-            percentile=percentile,
-            max_tokens=max_tokens,
-            config=base,
-            progress=progress,
-        )
+    found = calibrate_pair(
+        calibrate_easd, models, texts, "Reading", percentile=percentile, max_tokens=max_tokens, config=base
+    )
     path = None if save is None else found.config.save_pretrained(save)
     if as_json:
         print_json({"target": target, "draft": draft, "saved": None if path is None else str(path), **found.to_dict()})

@@ -8,10 +8,10 @@ from typing import Annotated
 import typer
 
 from hf_specdec.cli import options as opt
-from hf_specdec.cli.calibrating import about_pair
+from hf_specdec.cli.calibrating import about_pair, calibrate_pair
 from hf_specdec.cli.errors import reports_errors
-from hf_specdec.cli.models import load_models, quiet
-from hf_specdec.cli.output import note, print_json, progress_bar
+from hf_specdec.cli.models import load_models
+from hf_specdec.cli.output import note, print_json
 from hf_specdec.cli.texts import encode_prompt, read_texts
 
 
@@ -53,18 +53,16 @@ def csd(
     memory = None if start is None else CorrectionMemory.load(start)
     models = load_models(target, draft, dtype=dtype, device_map=device_map, quantization=quantization)
     prompts = [encode_prompt(models.tokenizer, text, chat, system) for text in texts]
-    with quiet(), progress_bar("Answering") as progress:
-        found = calibrate_csd(
-            models.target,
-            models.assistant,
-            prompts,
-            tokenizer=models.tokenizer,
-            memory=memory,
-            max_entries=max_entries,
-            max_new_tokens=max_new_tokens,
-            length=length,
-            progress=progress,
-        )
+    found = calibrate_pair(
+        calibrate_csd,
+        models,
+        prompts,
+        "Answering",
+        memory=memory,
+        max_entries=max_entries,
+        max_new_tokens=max_new_tokens,
+        length=length,
+    )
     about = about_pair(target, draft, data, found.memory.fingerprint)
     save.mkdir(parents=True, exist_ok=True)
     found.memory.save(save / MEMORY_NAME)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hf_specdec.cli import options as opt
-from hf_specdec.cli.calibrating import about_pair, base_config, read_some
+from hf_specdec.cli.calibrating import about_pair, base_config, calibrate_pair, read_some
 from hf_specdec.cli.errors import reports_errors
-from hf_specdec.cli.models import load_models, quiet
-from hf_specdec.cli.output import note, print_json, progress_bar
+from hf_specdec.cli.models import load_models
+from hf_specdec.cli.output import note, print_json
 
 
 if TYPE_CHECKING:
@@ -54,19 +54,17 @@ def nucleus(
     base = base_config(config, NucleusConfig, "a nucleus")
     texts = read_some(data, prompt_field, field, limit)
     models = load_models(target, draft, dtype=dtype, device_map=device_map, quantization=quantization)
-    with quiet(), progress_bar("Reading") as progress:
-        found = calibrate_nucleus(
-            models.target,
-            models.assistant,
-            texts,
-            tokenizer=models.tokenizer,
-            tv_bound=tv_bound,
-            temperature=temperature or 1.0,
-            greedy=temperature == 0.0,
-            max_tokens=max_tokens,
-            config=base,
-            progress=progress,
-        )
+    found = calibrate_pair(
+        calibrate_nucleus,
+        models,
+        texts,
+        "Reading",
+        tv_bound=tv_bound,
+        temperature=temperature or 1.0,
+        greedy=temperature == 0.0,
+        max_tokens=max_tokens,
+        config=base,
+    )
     about = about_pair(target, draft, data, pair_fingerprint(models.target.config, models.assistant.config))
     if save is not None:
         write_artefact(save, "Nucleus mass of NSD", found.summary(), found.config, about, found.to_dict())

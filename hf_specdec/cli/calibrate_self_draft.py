@@ -77,7 +77,8 @@ def self_draft(
     config = SelfDraftConfig(**vars(best.policy), exit_heads=exit_heads)
     path = None if save is None else config.save_pretrained(save)
     if as_json:
-        found = {"target": target, "saved": None if path is None else str(path), "pays": best.speed_up >= _LEAST_GAIN}
+        pays, where = best.speed_up >= _LEAST_GAIN, None if path is None else str(path)
+        found: dict[str, Any] = {"target": target, "saved": where, "pays": pays}
         found |= {} if parts is None else {"ablation": parts}
         print_json({**found, "costs": vars(costs), "num_texts": len(traces), **best.to_dict()})
         return

@@ -61,6 +61,15 @@ Beta = Annotated[float, typer.Option("--beta", help="DPO: how sharply preference
 Refreshes = Annotated[
     int, typer.Option("--refreshes", help="DPO: how often rounds are recorded.", rich_help_panel=_RCSD)
 ]
+RecordedTexts = Annotated[
+    int | None,
+    typer.Option(
+        "--recorded-texts",
+        min=1,
+        help="DPO: most texts that are recorded each time; as many as the steps read unless given.",
+        rich_help_panel=_RCSD,
+    ),
+]
 Group = Annotated[
     GroupName, typer.Option("--group", help="GRPO: windows of one place, or whole responses.", rich_help_panel=_RCSD)
 ]

@@ -143,9 +143,14 @@ class DraftVocabulary:
                 if metadata.get("format") != _FORMAT:
                     raise InvalidConfigError(f"{Path(path).name} is a safetensors file, but no draft vocabulary")
                 token_ids = file.get_tensor("token_ids").tolist()
+            vocab_size, fingerprint = int(metadata["vocab_size"]), metadata["fingerprint"]
         except SafetensorError as error:
             raise InvalidConfigError(f"{Path(path).name} is not a safetensors file: {error}") from error
-        return cls(tuple(token_ids), int(metadata["vocab_size"]), metadata["fingerprint"])
+        except KeyError as error:
+            raise InvalidConfigError(
+                f"{Path(path).name} is a draft vocabulary without {error}: make one with `specdec calibrate vocabulary`"
+            ) from error
+        return cls(tuple(token_ids), vocab_size, fingerprint)
 
 
 def count_tokens(tokenizer: Any, texts: Iterable[str]) -> Counter[int]:

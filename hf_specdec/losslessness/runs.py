@@ -15,6 +15,7 @@ from hf_specdec._compat import undecorated_model
 from hf_specdec.configs import BaseConfig
 from hf_specdec.generation import generate
 from hf_specdec.placement import device_of
+from hf_specdec.sequences import end_tokens
 from hf_specdec.stats import RowStats, SpeculativeStats
 
 
@@ -153,10 +154,7 @@ class GreedyRuns:
 
     @property
     def _eos_token_ids(self) -> list[int]:
-        given = self._option("eos_token_id")
-        if given is None:
-            return []
-        return [given] if isinstance(given, int) else [int(each) for each in given]
+        return end_tokens(self._option("eos_token_id"))
 
     def _option(self, name: str) -> Any:
         """An option as `generate` will resolve it: the keyword, the config passed, the model's own config."""

@@ -18,7 +18,7 @@ from hf_specdec._compat import CACHE_KEY, undecorated_model
 from hf_specdec.errors import IncompatibleDraftError
 from hf_specdec.linear import PackedLinear
 from hf_specdec.networks.target import TargetIdentity
-from hf_specdec.placement import weight_of
+from hf_specdec.placement import device_of, is_sharded, weight_of
 
 
 __all__ = ["DraftNetwork", "DraftOutput"]
@@ -149,8 +149,11 @@ class DraftNetwork(PreTrainedModel, ABC):
     def embed(self, input_ids: Tensor) -> Tensor:
         """Embeddings in the network's own dtype, from its own table or its target's, without the factor that some targets
         put on them (as serving engines do)."""
-        with weight_of(self._table) as table:
-            embeddings = nn.functional.embedding(input_ids.to(table.device), table)
+        table = self._table
+        if is_sharded(table) and type(table).forward is nn.Embedding.forward:
+            return table(input_ids.to(device_of(table))).to(self.device, self.dtype)  # it gathers rows, not the table
+        with weight_of(table) as weight:
+            embeddings = nn.functional.embedding(input_ids.to(weight.device), weight)
         return embeddings.to(self.device, self.dtype)
 
     def attach(self, target: Any, tokenizer: Any = None) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from hf_specdec.compatibility import saved_tokenizer
 from hf_specdec.errors import IncompatibleDraftError
+from hf_specdec.placement import is_sharded
 
 
 __all__ = ["TargetIdentity", "tokenizer_hash", "weights_fingerprint"]
@@ -71,9 +72,10 @@ def tokenizer_hash(tokenizer: Any) -> str:
 def weights_fingerprint(target: nn.Module) -> str | None:
     """SHA-256 of 64 evenly spaced values of each parameter, rounded to bfloat16 so that the loading dtype does not matter.
 
-    None where the stored values are not the weights (quantised or adapted models).
+    None where the stored values are not the weights (quantised, adapted or sharded models).
     """
-    if getattr(target, "hf_quantizer", None) is not None or getattr(target, "is_quantized", False):
+    quantized = getattr(target, "hf_quantizer", None) is not None or getattr(target, "is_quantized", False)
+    if quantized or is_sharded(target):
         return None
     samples: dict[str, bytes] = {}
     for name, values in _weights(target):

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from hf_specdec.bench.files import write_at_once
 from hf_specdec.bench.report import plain
+from hf_specdec.files import write_at_once
 from hf_specdec.quality.plots import plot
 from hf_specdec.quality.rows import Batch
 from hf_specdec.quality.statistics import RESAMPLES

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hf_specdec.bench.files import write_at_once
 from hf_specdec.errors import InvalidConfigError
+from hf_specdec.files import whole_lines, write_at_once
 
 
 __all__ = ["Batch", "Row", "RowsFile"]
@@ -87,7 +87,7 @@ class RowsFile:
         Raises:
             [`InvalidConfigError`]: If the file is no file of rows.
         """
-        lines = path.read_text(encoding="utf-8").split("\n")[:-1]
+        lines = whole_lines(path)
         try:
             header, batches = json.loads(lines[0]), [_batch(json.loads(line)) for line in lines[1:]]
             return cls(path, header["settings"], header["environment"], {batch.key: batch for batch in batches})

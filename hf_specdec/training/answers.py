@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from hf_specdec.errors import InvalidConfigError
+from hf_specdec.files import mended_lines
 from hf_specdec.training.texts import Text
 
 
@@ -68,13 +69,7 @@ def answer_prompts(
 
 
 def _known(file: Path, max_new_tokens: int) -> dict[tuple[int, ...], list[int]]:
-    if not file.exists():
-        return {}
-    content = file.read_bytes()
-    if not content.endswith(b"\n"):  # the last answer was cut short when the run ended
-        content = content[: content.rfind(b"\n") + 1]
-        file.write_bytes(content)
-    rows = [json.loads(line) for line in content.splitlines()]
+    rows = [json.loads(line) for line in mended_lines(file)]
     if other := {row["max_new_tokens"] for row in rows} - {max_new_tokens}:
         raise InvalidConfigError(
             f"{file} holds answers of up to {max(other)} tokens, not {max_new_tokens}: pass the same length, or write to "

@@ -36,6 +36,7 @@ class Recipe:
         reference (`bool`): Whether the loss compares with a frozen copy of the drafter that the run starts from, which is then
             meant to be a trained one.
         rounds (`bool`): Whether the loss learns from recorded rounds.
+        recorded_texts (`int`, *optional*): Most texts whose rounds are recorded.
         survival (`bool`): Whether a [`SurvivalHead`] is trained beside the drafter.
     """
 
@@ -45,6 +46,7 @@ class Recipe:
     detach: bool
     reference: bool = False
     rounds: bool = False
+    recorded_texts: int | None = None
     survival: bool = False
 
 
@@ -84,7 +86,7 @@ def stages_of(name: str, options: RCSDTraining | None = None) -> list[Recipe]:
     for stage in STAGES.get(name, (name,)):
         recipe = RECIPES[stage]
         if stage == "rcsd-dpo":
-            found += [replace(recipe, loss=options.dpo)] * options.refreshes
+            found += [replace(recipe, loss=options.dpo, recorded_texts=options.recorded_texts)] * options.refreshes
         elif stage == "rcsd-grpo":
             found.append(replace(recipe, loss=options.grpo))
         else:

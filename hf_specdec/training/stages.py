@@ -19,7 +19,7 @@ from hf_specdec.training.options import TrainingOptions
 from hf_specdec.training.rcsd import RoundBook, read_shards, roll_out
 from hf_specdec.training.rcsd.shards import ShardWriter
 from hf_specdec.training.recipes import Recipe
-from hf_specdec.training.texts import Text, observe
+from hf_specdec.training.texts import Text, digest_of, observe
 from hf_specdec.training.trainer import Observe, StepLog, train
 
 
@@ -72,21 +72,15 @@ def train_in_stages(
             f"max_steps must be at least {len(stages)}, one for each stage, got {options.max_steps}"
         )
     logs: list[StepLog] = []
+    fingerprint = digest_of(texts)  # also of stages that train on what was decoded from them
     for number, recipe in enumerate(stages):
-        first = options.max_steps * number // len(stages)
-        share = replace(options, max_steps=options.max_steps * (number + 1) // len(stages) - first)
+        first, share = _share(options, number, len(stages))
         folder = out / f"stage-{number}" if len(stages) > 1 else out
         book = None
         if recipe.rounds and not (resume and _is_finished(folder, share)):
-            read = _drawn(texts, share.max_steps * share.batch_size, options.seed * 1_000_003 + number)
+            most = min(share.max_steps * share.batch_size, recipe.recorded_texts or len(texts))
+            read = _drawn(texts, most, options.seed * 1_000_003 + number)
             book = _book(target, network, read, recipe, folder / "rounds", resume, on_recorded)
-
-        def shifted(log: StepLog, first: int = first) -> None:
-            moved = replace(log, step=log.step + first)
-            logs.append(moved)
-            if on_step is not None:
-                on_step(moved)
-
         train(
             target,
             network,
@@ -97,12 +91,32 @@ def train_in_stages(
             resume=resume,
             accelerator=accelerator,
             steps_before=first,
+            fingerprint=fingerprint,
             observer=observer,
             rounds=book,
             evaluate=evaluate,
-            on_step=shifted,
+            on_step=_numbered_through(first, logs, on_step),
         )
     return logs
+
+
+def _share(options: TrainingOptions, number: int, num_stages: int) -> tuple[int, TrainingOptions]:
+    """The steps before stage `number`, and its options."""
+    first, last = (options.max_steps * each // num_stages for each in (number, number + 1))
+    return first, replace(options, max_steps=last - first)
+
+
+def _numbered_through(
+    first: int, logs: list[StepLog], on_step: Callable[[StepLog], None] | None
+) -> Callable[[StepLog], None]:
+    """Keeps and passes on the steps of a stage, counted from `first`."""
+
+    def shifted(log: StepLog) -> None:
+        logs.append(replace(log, step=log.step + first))
+        if on_step is not None:
+            on_step(logs[-1])
+
+    return shifted
 
 
 def _drawn(texts: Sequence[Text], most: int, seed: int) -> Sequence[Text]:

@@ -9,9 +9,11 @@ from accelerate.state import AcceleratorState
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker
 
 from hf_specdec import AutoDrafter, RCSDConfig, SpeculativeConfig
+from hf_specdec.cli.train import RecipeName
 from hf_specdec.training.acceptance import acceptance_lengths
 from hf_specdec.training.answers import is_held_out
 from hf_specdec.training.rcsd import RoundRecorder
+from hf_specdec.training.recipes import RECIPES, STAGES
 from tests.toys import prompts as ids_of
 
 
@@ -66,13 +68,19 @@ def test_a_run_goes_on_from_another_drafter(pair, options, run_json, tmp_path):
     assert all(torch.allclose(a, b, atol=1e-12) for a, b in zip(one.parameters(), two.parameters(), strict=True))
 
 
-def test_a_drafter_of_another_tokenizer_is_not_gone_on_with(pair, options, run, run_json, tmp_path):
+def test_a_drafter_of_another_tokenizer_is_not_gone_on_with(pair, options, run, run_json, tmp_path, monkeypatch):
     run_json(*options, "--recipe", "hass", "--max-steps", 2)
+    monkeypatch.setattr("hf_specdec.networks.target.saved_tokenizer", lambda name: None)  # nobody looks for another one
     config = tmp_path / "drafter" / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"target_tokenizer": "0" * 64}))
     again = [tmp_path / "second" if part == tmp_path / "drafter" else part for part in options]
     stderr = run(*again, "--recipe", "hass", "--max-steps", 2, "--start", tmp_path / "drafter", code=2).stderr
     assert "whose tokenizer have the hash" in " ".join(stderr.split())
+
+
+def test_every_recipe_can_be_asked_for():
+    """The names are written down once more, since the command line must not import what trains."""
+    assert list(RecipeName) == [*RECIPES, *STAGES]
 
 
 def test_checkpoints_are_not_overwritten_unasked(options, run, run_json):

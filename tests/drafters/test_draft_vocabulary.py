@@ -8,6 +8,7 @@ from safetensors.torch import save_file
 
 from hf_specdec import DraftVocabulary, ExactConfig, InvalidConfigError
 from hf_specdec.drafters import tokenizer_fingerprint
+from hf_specdec.drafters.draft_vocabulary import _FORMAT
 from tests.cli.conftest import word_tokenizer
 
 
@@ -62,6 +63,12 @@ def test_other_files_are_refused(tmp_path):
         InvalidConfigError, match=r"weights\.safetensors is a safetensors file, but no draft vocabulary"
     ):
         DraftVocabulary.load(tmp_path / "weights.safetensors")
+
+
+def test_a_damaged_file_is_told(tmp_path):
+    save_file({"token_ids": torch.arange(3)}, tmp_path / "w.safetensors", {"format": _FORMAT, "fingerprint": ""})
+    with pytest.raises(InvalidConfigError, match=r"w\.safetensors is a draft vocabulary without 'vocab_size'"):
+        DraftVocabulary.load(tmp_path / "w.safetensors")
 
 
 def test_another_tokenizer_is_told():

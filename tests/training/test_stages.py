@@ -9,6 +9,7 @@ from hf_specdec.training.options import TrainingOptions
 from hf_specdec.training.rcsd import RCSDTraining
 from hf_specdec.training.recipes import RECIPES, STAGES, stages_of
 from hf_specdec.training.stages import train_in_stages
+from hf_specdec.training.texts import Text
 from tests.networks import drafter_for, small_target
 from tests.training.test_trainer import sample
 
@@ -43,6 +44,17 @@ def test_an_interrupted_run_of_two_stages_ends_like_a_whole_one(tmp_path, stop_a
     assert [log.step for log in rest] == list(range({1: 1, 2: 3, 4: 5}[stop_at], 6))
     for one, other in zip(whole.parameters(), resumed.parameters(), strict=True):
         assert torch.equal(one, other)
+
+
+def test_a_run_that_has_ended_is_left_as_it_is_although_it_trained_on_other_texts_than_it_was_given(tmp_path):
+    """Stages train on what was decoded from the texts' prompts, and only for the texts given is a resumed run responsible."""
+    target, stages = small_target(), stages_of("rcsd-dpo")
+    texts = [Text((1 + seed, 7, 9 + seed, *[3] * 8), 3) for seed in range(3)]  # not the target's own answers
+    train_in_stages(target, drafter_for(target, "eagle"), texts, stages, OPTIONS, out=tmp_path)
+    again = {"out": tmp_path, "resume": True}
+    assert train_in_stages(target, drafter_for(target, "eagle"), texts, stages, OPTIONS, **again) == []
+    with pytest.raises(InvalidConfigError, match="other texts"):
+        train_in_stages(target, drafter_for(target, "eagle"), texts[1:], stages, OPTIONS, **again)
 
 
 def test_a_stage_is_made_as_it_was_asked_for():

@@ -20,10 +20,10 @@ from typing import Any
 
 import torch
 
-from hf_specdec.bench.files import write_at_once
 from hf_specdec.demo import corpus, tokenizer
 from hf_specdec.demo.pair import load_pair
 from hf_specdec.drafters import DraftVocabulary
+from hf_specdec.files import write_at_once
 from hf_specdec.networks import AutoDrafter
 from hf_specdec.networks.export import export_drafter
 from hf_specdec.quality.drafters.reproduction import Plan, windows

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hf_specdec.bench.files import write_at_once
+from hf_specdec.files import write_at_once
 
 
 __all__ = ["table", "write_report"]

@@ -21,6 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from hf_specdec.demo import corpus, tokenizer
 from hf_specdec.demo.pair import Pair, load_pair
+from hf_specdec.files import mended_lines
 from hf_specdec.networks import AutoDrafter, DraftNetwork
 from hf_specdec.networks.export import export_drafter
 from hf_specdec.quality.drafters.comparison import compare, compare_drafters
@@ -201,10 +202,7 @@ def _texts(
     batch_size: int = 128,
 ) -> list[Text]:
     """The target's greedy texts, written down as they come; a text ends with its end token."""
-    written = file.read_text() if file.exists() else ""
-    whole = written[: written.rfind("\n") + 1]  # a killed run may leave half a line
-    file.write_text(whole)
-    rows = [json.loads(line) for line in whole.splitlines()]
+    rows = [json.loads(line) for line in mended_lines(file)]
     end = target.generation_config.eos_token_id
     with file.open("a") as lines:
         for first in range(len(rows), len(prompts), batch_size):
@@ -261,13 +259,22 @@ def _main() -> None:
     numbers = {name: value for name, value in asdict(Plan()).items() if isinstance(value, int | float)}
     for name, value in numbers.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value)
+    parser.add_argument("--recorded-texts", type=int, help="texts that DPO records each time")
     parser.add_argument("--seeds", type=int, nargs="+", default=list(Plan().seeds))
     given = vars(parser.parse_args())
     torch.set_num_threads(given["threads"])
     plan = Plan(seeds=tuple(given["seeds"]), **{name: given[name] for name in numbers})
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True)) as bars:
-        reproduce(load_pair(), given["docs"], given["out"], given["report"], plan, progress=_bars(bars))
+        reproduce(
+            load_pair(),
+            given["docs"],
+            given["out"],
+            given["report"],
+            plan,
+            options=RCSDTraining(recorded_texts=given["recorded_texts"]),
+            progress=_bars(bars),
+        )
 
 
 if __name__ == "__main__":

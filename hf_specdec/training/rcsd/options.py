@@ -22,6 +22,7 @@ class RCSDTraining:
         pairs (`"literal"` or `"continuation"`): DPO: what is preferred to the rejected tokens, see [`DPOLoss`].
         beta (`float`): DPO: how sharply preferences count.
         refreshes (`int`): DPO: how often rounds are recorded with the drafter as it is then; the steps are shared evenly.
+        recorded_texts (`int`, *optional*): DPO: most texts that are recorded each time; as many as the steps read where None.
         group (`"window"` or `"response"`): GRPO: what is compared with what, see [`GRPOLoss`].
         group_size (`int`): GRPO: windows or responses in a group.
         kl_weight (`float`): GRPO: weight of the distance to the frozen reference.
@@ -35,6 +36,7 @@ class RCSDTraining:
     pairs: Literal["literal", "continuation"] = "continuation"
     beta: float = 0.1
     refreshes: int = 2
+    recorded_texts: int | None = None
     group: Literal["window", "response"] = "window"
     group_size: int = 8
     kl_weight: float = 0.02
@@ -46,6 +48,8 @@ class RCSDTraining:
                 "refreshes must be at least 1, kl_weight and anchor_weight at least 0, got "
                 f"{self.refreshes}, {self.kl_weight} and {self.anchor_weight}"
             )
+        if self.recorded_texts is not None and self.recorded_texts < 1:
+            raise InvalidConfigError(f"recorded_texts must be at least 1, got {self.recorded_texts}")
         # Building the losses validates what is theirs.
         self.dpo, self.grpo  # noqa: B018
 

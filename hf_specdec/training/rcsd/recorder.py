@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from hf_specdec.acceptance import Exact
+from hf_specdec.acceptance.wrapping import WrappingRule
 from hf_specdec.errors import InvalidConfigError
-from hf_specdec.records import AcceptanceRule, Evidence, Judged, Observer, Outcome, Round
+from hf_specdec.records import AcceptanceRule, Evidence, Judged, Outcome, Round
 from hf_specdec.training.rcsd.recording import DraftedRound, Recording, TopLaws
 from hf_specdec.training.rcsd.shards import ShardWriter
 from hf_specdec.training.texts import Text
@@ -21,7 +22,7 @@ __all__ = ["RoundRecorder"]
 
 
 @final
-class RoundRecorder:
+class RoundRecorder(WrappingRule):
     """An acceptance rule that changes nothing of the one it wraps, and writes down what verification showed.
 
     The target's pass over the drafts is looked at, and no pass is added. Texts are decoded as without it: it is given to
@@ -56,37 +57,25 @@ class RoundRecorder:
                 "top must be at least 0, texts_per_shard and max_shards at least 1, got "
                 f"{top}, {texts_per_shard} and {max_shards}"
             )
-        self.rule, self.top, self.pad_token_id = rule or Exact(), top, pad_token_id
+        self.inner, self.top, self.pad_token_id = rule or Exact(), top, pad_token_id
         self.recordings: list[Recording] = []
         self._writer = None if folder is None else ShardWriter(Path(folder), texts_per_shard, max_shards)
         self._seen: Evidence | None = None
         self._rows: list[_Row] = []
 
-    @property
-    def lossless(self) -> bool:
-        return self.rule.lossless
-
-    @property
-    def needs_draft_logits(self) -> bool:
-        return self.rule.needs_draft_logits
-
-    @property
-    def throws_dice(self) -> bool:
-        return self.rule.throws_dice
-
     def acceptance(self, evidence: Evidence) -> Tensor:
-        return self.rule.acceptance(evidence)
+        return self.inner.acceptance(evidence)
 
     def replacement(self, evidence: Evidence) -> Tensor:
-        return self.rule.replacement(evidence)
+        return self.inner.replacement(evidence)
 
     def count(self, evidence: Evidence, outcome: Outcome) -> Mapping[str, Tensor]:
-        return self.rule.count(evidence, outcome)
+        return self.inner.count(evidence, outcome)
 
     def observe(self, judged: Judged) -> Mapping[str, Tensor]:
         """Keeps the round's evidence until the callback says what was committed."""
         self._seen = judged.evidence.whole or judged.evidence
-        return self.rule.observe(judged) if isinstance(self.rule, Observer) else {}
+        return self.observed_by_inner(judged)
 
     def __call__(self, round_: Round) -> None:
         """The callback of rounds."""
