@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 __all__ = ["device_of", "is_sharded", "weight_of"]
 
-_SHARDED: tuple[type, ...] = ()
+_SHARDED: tuple[type[Any], ...] = ()
 if torch.distributed.is_available():
     from torch.distributed.tensor import DTensor
 
