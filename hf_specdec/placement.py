@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain
-from typing import Any
+from typing import Any, cast
 
 import torch
 from accelerate.hooks import AlignDevicesHook  # type: ignore[import-untyped]
@@ -47,8 +47,8 @@ def weight_of(module: nn.Module) -> Iterator[Tensor]:
     must come here at the same time.
     """
     with align_module_device(module):
-        weight: Any = module.weight
-        yield weight.full_tensor() if isinstance(weight, _SHARDED) else weight
+        weight = cast(Tensor, module.weight)
+        yield cast(Any, weight).full_tensor() if isinstance(weight, _SHARDED) else weight
 
 
 def is_sharded(module: nn.Module) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from typing import Any
 
 from hf_specdec.bench.costs import Costs
@@ -148,5 +149,12 @@ def _accepted_share(rows: list[Row], num_rounds: int) -> list[float]:
 
 
 def _events(rows: list[Row]) -> dict[str, int]:
-    names = sorted({name for row in rows for name in row.stats["events"]})
-    return {name: sum(row.stats["events"].get(name, 0) for row in rows) for name in names}
+    counts: Counter[str] = Counter()
+    for row in rows:
+        for name, count in row.stats["events"].items():
+            # What is counted by kind, as drafts are by exit depth, has an entry for each.
+            kinds = (
+                {f"{name} {kind}": each for kind, each in count.items()} if isinstance(count, dict) else {name: count}
+            )
+            counts.update(kinds)
+    return dict(sorted(counts.items()))

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from hf_specdec.cli.errors import CommandError
 from hf_specdec.cli.models import Models
-from hf_specdec.placement import device_of
 from hf_specdec.rendering import Piece, TextPieces
 
 
@@ -72,6 +71,8 @@ class Decoding:
         """Continues one prompt, given as text and as token ids; `show` is called with new text as it is decoded, `on_round`
         with each round."""
         import torch
+
+        from hf_specdec.placement import device_of
 
         if self.seed is not None:
             torch.manual_seed(self.seed)

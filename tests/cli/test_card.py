@@ -110,10 +110,8 @@ def test_a_drafter_network_names_its_method_and_fingerprint(measured, tmp_path, 
     assert "AutoDrafter.from_pretrained" in card.text
 
 
-def test_each_card_renders_to_itself(carded, repo):
-    folders = [carded, *(path.parent for path in sorted((repo / "model_cards").glob("*/README.md")))]
-    for each in folders:
-        assert render_card(each) == (each / "README.md").read_text()
+def test_a_card_renders_to_itself(carded):
+    assert render_card(carded) == (carded / "README.md").read_text()
 
 
 def test_prose_is_kept_and_figures_are_renewed(carded, measured, tmp_path, run):
