@@ -21,12 +21,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import hf_specdec
 from hf_specdec.bench.arms import Arm
-from hf_specdec.bench.files import write_at_once
 from hf_specdec.bench.plots import plot
 from hf_specdec.bench.report import markdown
 from hf_specdec.bench.runner import Benchmark, Row
 from hf_specdec.bench.summary import summarize
 from hf_specdec.configs import SelfDraftConfig, load_config
+from hf_specdec.files import write_at_once
 from hf_specdec.linear import pack_linears
 
 
