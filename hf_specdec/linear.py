@@ -1,7 +1,8 @@
 """Linear layers whose weights are packed once for the CPU.
 
 PyTorch's CPU linear re-packs its weight in every call with two or more rows, so that verifying four tokens costs about three
-plain steps. Packed once by oneDNN, a pass over a few rows costs little more than a pass over one.
+plain steps. Packed once by oneDNN, a pass over a few rows costs little more than a pass over one. Small layers are different:
+there the call itself is what costs, and PyTorch's own is the cheaper one.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ from hf_specdec.placement import is_sharded
 __all__ = ["PackReport", "PackedLinear", "SharedLinear", "pack_linears", "packing_problem"]
 
 _ROWS = 8  # rows that the packed layout is chosen for: a verification pass of a usual draft
-_SEVERAL = (
-    4  # rows from which oneDNN is the faster reader of an ordinary weight (measured with a head of 151,936 x 1,536)
-)
+# Weights up to which PyTorch's own call is the faster one for 1 to 8 rows (measured: with 1,024 x 1,024 it still is, with
+# 1,536 x 1,536 it is not from 4 rows on).
+_SMALL = 1 << 20
+# Rows from which oneDNN is the faster reader of an ordinary weight (measured with a head of 151,936 x 1,536).
+_SEVERAL = 4
 
 
 @dataclass
@@ -136,7 +139,7 @@ class SharedLinear(nn.Linear):
         return torch.ops.mkldnn._linear_pointwise(input, self.weight, self.bias, "none", [], "")
 
 
-def pack_linears(model: nn.Module, *, tied_head: bool = False) -> PackReport:
+def pack_linears(model: nn.Module, *, tied_head: bool = False, small: bool = False) -> PackReport:
     """Packs the fp32 linear layers of a model in place and releases their original weights.
 
     A weight that another module uses too, as that of a head tied to the embedding, stays as it is and is only read faster
@@ -147,6 +150,7 @@ def pack_linears(model: nn.Module, *, tied_head: bool = False) -> PackReport:
         model (`nn.Module`): A model on the CPU.
         tied_head (`bool`): Pack an output head that shares its weight with the embedding, too. The weight then stands
             twice in memory.
+        small (`bool`): Pack layers of 2^20 weights or fewer, too, for which PyTorch's own call is mostly faster.
 
     Returns:
         What was packed, and what was left as it was, with reasons.
@@ -163,7 +167,7 @@ def pack_linears(model: nn.Module, *, tied_head: bool = False) -> PackReport:
             type(module) is not nn.Linear and type(module) is not SharedLinear
         ):  # other subclasses compute something else
             continue
-        reason = problem or _reason_to_stay_dense(module)
+        reason = problem or _reason_to_stay_dense(module, small)
         if reason is not None:
             report.skipped[name] = reason
             continue
@@ -191,7 +195,7 @@ def _shared(linear: nn.Linear) -> SharedLinear:
     return shared
 
 
-def _reason_to_stay_dense(linear: nn.Linear) -> str | None:
+def _reason_to_stay_dense(linear: nn.Linear, small: bool) -> str | None:
     if linear.weight.device.type != "cpu":
         return f"it is on {linear.weight.device}"
     if linear.weight.dtype != torch.float32:
@@ -200,6 +204,8 @@ def _reason_to_stay_dense(linear: nn.Linear) -> str | None:
         return "it is one of several shards"
     if linear._forward_hooks or linear._forward_pre_hooks:
         return "it carries hooks"
+    if linear.weight.numel() <= _SMALL and not small:
+        return f"it is small ({linear.out_features} x {linear.in_features}); PyTorch's own call is faster"
     return None
 
 

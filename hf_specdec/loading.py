@@ -36,7 +36,7 @@ def load_model(
         dtype (`torch.dtype` or `str`): Data type of the weights, `"auto"` for the checkpoint's own.
         device_map: As in `from_pretrained`.
         packed (`bool` or `"auto"`): Whether to pack linear layers for the CPU ([`pack_linears`]). `"auto"` does so for
-            models in float32 that are wholly on the CPU.
+            models in float32 that are wholly on the CPU, where it pays; `True` packs small layers as well.
         kwargs: Passed on to `from_pretrained`.
 
     Raises:
@@ -57,7 +57,7 @@ def load_model(
     model = AutoModelForCausalLM.from_pretrained(id_or_path, dtype=dtype, device_map=device_map, **kwargs).eval()
     devices = {parameter.device.type for parameter in model.parameters()}
     if packed is True or (packed == "auto" and quantization is None and devices == {"cpu"}):
-        report = pack_linears(model)
+        report = pack_linears(model, small=packed is True)
         if packed is True and report.num_packed == 0:
             raise InvalidConfigError(
                 f"packed=True, but no layer could be packed: {sorted(set(report.skipped.values()))}"

@@ -49,7 +49,7 @@ def test_a_model_keeps_its_logits_state_and_texts(tmp_path):
     logits, text = model(**inputs).logits, model.generate(**inputs, max_new_tokens=12, do_sample=False)
     weights = {name: value.clone() for name, value in model.state_dict().items()}
 
-    report = pack_linears(model)
+    report = pack_linears(model, small=True)
     assert report.num_packed == 4 * 7 + 1
     assert not report.skipped
     assert not any(type(module) is nn.Linear for module in model.modules())
@@ -68,7 +68,7 @@ def test_a_model_keeps_its_logits_state_and_texts(tmp_path):
 def test_copies_are_ordinary(duplicate):
     model = tiny_llama()
     weights = {name: value.clone() for name, value in model.state_dict().items()}
-    pack_linears(model)
+    pack_linears(model, small=True)
     twin = duplicate(model)
     assert not any(isinstance(module, PackedLinear) for module in twin.modules())
     assert all(torch.equal(value, weights[name]) for name, value in twin.state_dict().items())
@@ -95,13 +95,13 @@ def test_loading_a_state_packs_the_new_weights():
 
 def test_a_tied_head_is_packed_only_on_request():
     model = tiny_llama(tie_word_embeddings=True)
-    report = pack_linears(model)
+    report = pack_linears(model, small=True)
     assert report.num_packed == 4 * 7
     assert report.num_shared == 1
     assert isinstance(model.lm_head, SharedLinear)
     assert not report.skipped
     assert model.lm_head.weight is model.model.embed_tokens.weight
-    assert pack_linears(model, tied_head=True).num_packed == 1
+    assert pack_linears(model, tied_head=True, small=True).num_packed == 1
     assert isinstance(model.lm_head, PackedLinear)
 
 
@@ -113,7 +113,7 @@ def test_a_shared_weight_is_read_in_place(rows, bias, monkeypatch):
     model["embedding"].weight = dense.weight
     inputs = torch.randn(2 * 96, rows, 2).transpose(0, 2)[:, :, :96]  # not contiguous
     expected = dense(inputs[0])
-    assert pack_linears(model).num_shared == 1
+    assert pack_linears(model, small=True).num_shared == 1
     if rows >= 4:
         monkeypatch.setattr(nn.functional, "linear", None)
     torch.testing.assert_close(model["head"](inputs[0]), expected, rtol=1e-4, atol=1e-5)
@@ -123,7 +123,7 @@ def test_a_shared_layer_follows_its_model(tmp_path):
     model = tiny_llama(tie_word_embeddings=True)
     inputs = prompts(4)
     text = model.generate(**inputs, max_new_tokens=8, do_sample=False)
-    pack_linears(model)
+    pack_linears(model, small=True)
     assert torch.equal(model.generate(**inputs, max_new_tokens=8, do_sample=False), text)
     for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), copy.deepcopy(model).to(torch.bfloat16)):
         assert twin.lm_head.weight is twin.model.embed_tokens.weight
@@ -139,7 +139,7 @@ def test_other_layers_are_left_alone():
     model = nn.ModuleDict(
         {"narrow": nn.Linear(8, 8).bfloat16(), "convolution": nn.Conv1d(8, 8, 1), "special": _Special(8, 8)}
     )
-    report = pack_linears(model)
+    report = pack_linears(model, small=True)
     assert report.num_packed == 0
     assert "bfloat16" in report.skipped["narrow"]
     assert type(model["special"]) is _Special
@@ -152,7 +152,7 @@ class _Special(nn.Linear):
 
 def test_load_model_packs_float32_on_the_cpu_only(tmp_path):
     tiny_llama().save_pretrained(tmp_path)
-    assert any(isinstance(module, PackedLinear) for module in hf_specdec.load_model(tmp_path).modules())
+    assert any(isinstance(module, PackedLinear) for module in hf_specdec.load_model(tmp_path, packed=True).modules())
     for options in ({"packed": False}, {"dtype": torch.bfloat16}):
         model = hf_specdec.load_model(tmp_path, **options)
         assert not any(isinstance(module, PackedLinear) for module in model.modules())
@@ -163,7 +163,22 @@ def test_load_model_packs_float32_on_the_cpu_only(tmp_path):
 def test_without_the_operator_layers_stay_dense_with_a_reason(monkeypatch):
     monkeypatch.setattr(linear, "packing_problem", lambda: "no operator here")
     model = tiny_llama()
-    report = pack_linears(model)
+    report = pack_linears(model, small=True)
     assert report.num_packed == 0
     assert set(report.skipped.values()) == {"no operator here"}
     assert type(model.lm_head) is nn.Linear
+
+
+def test_small_layers_stay_as_they_are_unless_asked_for():
+    model = nn.ModuleDict({"small": nn.Linear(1024, 1024), "large": nn.Linear(1024, 1025)})
+    report = pack_linears(model)
+    assert report.num_packed == 1
+    assert list(report.skipped) == ["small"]
+    assert "1024 x 1024" in report.skipped["small"]
+    assert type(model["small"]) is nn.Linear
+    assert isinstance(model["large"], PackedLinear)
+
+
+def test_a_small_model_is_not_packed_unless_asked_for(tmp_path):
+    tiny_llama().save_pretrained(tmp_path)
+    assert not any(isinstance(module, PackedLinear) for module in hf_specdec.load_model(tmp_path).modules())

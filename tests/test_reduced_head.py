@@ -76,7 +76,7 @@ def test_packed_and_tied_heads(packed, tied):
     model = tiny_llama(layers=1, tie_word_embeddings=tied)
     expected = logits_of(model)[..., list(KEPT)]
     if packed:
-        pack_linears(model, tied_head=True)
+        pack_linears(model, tied_head=True, small=True)
     twin = reduce_head(model, KEPT)
     torch.testing.assert_close(logits_of(twin), expected, rtol=1e-4, atol=1e-4)
     assert isinstance(twin.lm_head.kept, PackedLinear) == (linear.packing_problem() is None)
@@ -102,7 +102,7 @@ def test_rows_are_taken_once_and_again_when_the_weights_change():
         logits_of(reduce_head(model, KEPT)), logits_of(model)[..., list(KEPT)], atol=1e-4, rtol=1e-4
     )
     if linear.packing_problem() is None:
-        pack_linears(model)
+        pack_linears(model, small=True)
         packed = reduce_head(model, KEPT).lm_head.kept
         model.load_state_dict(tiny_llama(seed=5, layers=1).state_dict())
         assert reduce_head(model, KEPT).lm_head.kept is not packed

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hf_specdec import RCSDConfig, TreeShape, pack_linears
+from hf_specdec import RCSDConfig, TreeShape, linear, pack_linears
 from hf_specdec.linear import PackedLinear, packing_problem
 from hf_specdec.loading import load_assistant
 from hf_specdec.networks import AutoDrafter
@@ -17,7 +17,8 @@ OPTIONS = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
 
 
 @pytest.fixture
-def packed():
+def packed(monkeypatch):
+    monkeypatch.setattr(linear, "_SMALL", 0)
     model = small_target()
     assert pack_linears(model).num_packed > 0
     return model
