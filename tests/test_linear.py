@@ -187,7 +187,7 @@ def test_a_small_model_is_not_packed_unless_asked_for(tmp_path):
 def test_loading_an_unfit_state_is_refused_as_by_an_ordinary_layer():
     packed = PackedLinear(nn.Linear(16, 24))
     weight, state = packed.weight, nn.Linear(16, 24).state_dict()
-    with pytest.raises(RuntimeError, match="Missing key.*weight"):
+    with pytest.raises(RuntimeError, match=r"Missing key.*weight"):
         packed.load_state_dict({"bias": state["bias"]})
     with pytest.raises(RuntimeError, match="size mismatch for weight"):
         packed.load_state_dict({**state, "weight": torch.randn(23, 16)})
@@ -217,7 +217,7 @@ def test_autocast_reaches_faster_layers():
 
 @pytest.mark.parametrize("inputs", [torch.randn(3, 16, dtype=torch.float64), torch.randn(3, 15)])
 def test_inputs_that_do_not_fit_are_refused_in_pytorchs_own_words(inputs):
-    with pytest.raises(RuntimeError, match="dtype|shapes"):
+    with pytest.raises(RuntimeError, match=r"dtype|shapes"):
         PackedLinear(nn.Linear(16, 24))(inputs)
 
 
