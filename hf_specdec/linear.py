@@ -131,7 +131,9 @@ class PackedLinear(nn.Module):
         elif self._packed is not None:
             self._packed = _pack(given.to("cpu", torch.float32))
         else:
-            self._dense = nn.Parameter(given.to(dense.device, dense.dtype, copy=True), requires_grad=False)
+            self._dense = nn.Parameter(
+                given.to(self.storage.device, self.storage.dtype, copy=True), requires_grad=False
+            )
 
 
 class SharedLinear(nn.Linear):
