@@ -90,6 +90,30 @@ def test_a_hook_of_the_user_sees_every_pass(whose, model_calls):
     assert len(seen) > rounds
 
 
+def after(layer, change):
+    """A hook that changes what a layer gives."""
+    return layer.register_forward_hook(lambda _, args, output: change(output))
+
+
+def before(layer, change):
+    """A hook that changes what a layer is given."""
+    return layer.register_forward_pre_hook(lambda _, args: (change(args[0]), *args[1:]))
+
+
+@pytest.mark.parametrize("prepares", [True, False], ids=["prepared", "unprepared"])
+@pytest.mark.parametrize("change", [torch.add, torch.Tensor.add_], ids=["new", "in-place"])
+@pytest.mark.parametrize(("hook", "steered"), [(after, 0), (after, 1), (before, 1)])
+def test_hooks_that_steer_a_layer_are_heeded_once(hook, steered, change, prepares, monkeypatch):
+    if not prepares:
+        monkeypatch.setattr("hf_specdec.layered_lm.has_fixed_positions", lambda config: False)
+    model, batch_size = tiny_llama(layers=LAYERS), 1 if prepares else 2
+    unsteered = decode(model, batch_size, None).sequences
+    steering = torch.randn(model.config.hidden_size, generator=torch.Generator().manual_seed(0)) * 2
+    hook(model.model.layers[steered], lambda states: change(states, steering))
+    plain, _, _ = directed(model, batch_size)
+    assert not torch.equal(plain.sequences, unsteered)
+
+
 def test_outputs_besides_logits_come_from_the_model(model_calls):
     plain, out, rounds = directed(tiny_llama(layers=LAYERS), output_hidden_states=True)
     assert len(model_calls) > rounds
