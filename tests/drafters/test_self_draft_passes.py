@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+from transformers import DynamicCache
 
 from hf_specdec import SelfDraftConfig
+from hf_specdec.layer_gate import LayerGate
 from hf_specdec.layered_lm import LayeredLM
 from tests.drafters.self_drafting import Director
 from tests.families import FAMILIES
@@ -132,3 +134,19 @@ def test_a_scale_that_is_none_is_nothing_to_say(scale, model_calls):
     model.logit_scale = scale
     _, _, rounds = directed(model)
     assert (len(model_calls) >= rounds) == (scale != 1.0)
+
+
+def test_what_was_prepared_for_a_longer_text_serves_no_shorter_one():
+    model = tiny_llama(layers=LAYERS)
+
+    def climber():
+        held = torch.zeros(1, 0, dtype=torch.long)
+        return LayeredLM(model, LayerGate(model), cache=DynamicCache(config=model.config), held=held)
+
+    def climb(lm, text):
+        with torch.no_grad(), lm.alone():
+            return lm.climb(text, torch.tensor([text.shape[1]]), 2)
+
+    longer, used = torch.arange(1, 21)[None], climber()
+    climb(used, longer)
+    torch.testing.assert_close(climb(used, longer[:, :9]), climb(climber(), longer[:, :9]), rtol=1e-4, atol=1e-4)
