@@ -67,7 +67,7 @@ def self_draft(
         observer = Observer(models.target, _layers(exits, heads, models.target))
         if ablation and len(observer.exits) < _ABLATED:
             raise CommandError(
-                f"--ablation needs {_ABLATED} exits or more, got {list(observer.exits)}: name more with --exits, or leave it out"
+                f"--ablation needs {_ABLATED} exits or more, got {list(observer.exits)}: name more with --exits, or drop it"
             )
         depth, traces = len(observer.layers), []
         with progress_bar("Reading") as show:
