@@ -81,7 +81,8 @@ class PackedLinear(nn.Module):
         return cast(Tensor, self._dense if self._packed is None else self._packed)
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        if self._packed is None or hidden_states.requires_grad:
+        served = hidden_states.dtype == torch.float32 and hidden_states.shape[-1:] == (self.in_features,)
+        if self._packed is None or hidden_states.requires_grad or not served or torch.is_autocast_enabled("cpu"):
             return nn.functional.linear(hidden_states, self.weight, self.bias)
         return torch.ops.mkldnn._linear_pointwise(hidden_states, self._packed, self.bias, "none", [], "")
 
@@ -117,10 +118,20 @@ class PackedLinear(nn.Module):
         destination[f"{prefix}weight"] = self.weight.detach()
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        weight = state_dict.pop(f"{prefix}weight", None)
-        super()._load_from_state_dict(state_dict, prefix, *args)
-        if weight is not None:
-            self._packed, self._dense = _pack(weight.float()), None
+        bias = {key: value for key, value in state_dict.items() if key != f"{prefix}weight"}
+        dense, self._dense = self._dense, None
+        super()._load_from_state_dict(bias, prefix, *args)
+        self._dense = dense
+        _, _, missing, _, errors = args
+        given, shape = state_dict.get(f"{prefix}weight"), (self.out_features, self.in_features)
+        if given is None:
+            missing.append(f"{prefix}weight")
+        elif tuple(given.shape) != shape:
+            errors.append(f"size mismatch for {prefix}weight: got {tuple(given.shape)}, expected {shape}.")
+        elif self._packed is not None:
+            self._packed = _pack(given.to("cpu", torch.float32))
+        else:
+            self._dense = nn.Parameter(given.to(dense.device, dense.dtype, copy=True), requires_grad=False)
 
 
 class SharedLinear(nn.Linear):
@@ -134,7 +145,7 @@ class SharedLinear(nn.Linear):
         narrow = input.numel() < _SEVERAL * self.in_features
         learns = torch.is_grad_enabled() and (input.requires_grad or self.weight.requires_grad)
         served = {input.dtype, self.weight.dtype} == {torch.float32} and input.device.type == "cpu"
-        if narrow or learns or not served:
+        if narrow or learns or not served or torch.is_autocast_enabled("cpu"):
             return super().forward(input)
         return torch.ops.mkldnn._linear_pointwise(input, self.weight, self.bias, "none", [], "")
 
@@ -172,9 +183,8 @@ def pack_linears(model: nn.Module, *, tied_head: bool = False, small: bool = Fal
             report.skipped[name] = reason
             continue
         shared = owners[id(module.weight)] > 1 and not tied_head
-        parent = model.get_submodule(name.rpartition(".")[0])
         faster = _shared(module) if shared else PackedLinear(module)
-        setattr(parent, name.rpartition(".")[2], faster.train(module.training))
+        _replace(model, module, faster.train(module.training))
         report.num_shared += shared
         report.num_packed += not shared
     return report
@@ -193,6 +203,14 @@ def _shared(linear: nn.Linear) -> SharedLinear:
     shared = SharedLinear(linear.in_features, linear.out_features, bias=linear.bias is not None, device="meta")
     shared.weight, shared.bias = linear.weight, linear.bias
     return shared
+
+
+def _replace(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
+    """Puts a module wherever another one was."""
+    for parent in model.modules():
+        for name, child in parent._modules.items():
+            if child is old:
+                parent._modules[name] = new
 
 
 def _reason_to_stay_dense(linear: nn.Linear, small: bool) -> str | None:

@@ -182,3 +182,48 @@ def test_small_layers_stay_as_they_are_unless_asked_for():
 def test_a_small_model_is_not_packed_unless_asked_for(tmp_path):
     tiny_llama().save_pretrained(tmp_path)
     assert not any(isinstance(module, PackedLinear) for module in hf_specdec.load_model(tmp_path).modules())
+
+
+def test_loading_an_unfit_state_is_refused_as_by_an_ordinary_layer():
+    packed = PackedLinear(nn.Linear(16, 24))
+    weight, state = packed.weight, nn.Linear(16, 24).state_dict()
+    with pytest.raises(RuntimeError, match=r"Missing key.*weight"):
+        packed.load_state_dict({"bias": state["bias"]})
+    with pytest.raises(RuntimeError, match="size mismatch for weight"):
+        packed.load_state_dict({**state, "weight": torch.randn(23, 16)})
+    assert torch.equal(packed.weight, weight)
+    with pytest.raises(RuntimeError, match="Unexpected key"):
+        packed.load_state_dict({**state, "more": torch.randn(1)})
+
+
+def test_a_state_is_loaded_into_a_layer_that_casting_made_dense():
+    packed, source = PackedLinear(nn.Linear(16, 24)).to(torch.bfloat16), nn.Linear(16, 24)
+    packed.load_state_dict(source.state_dict())
+    assert packed.weight.dtype == torch.bfloat16
+    assert torch.equal(packed.weight, source.weight.bfloat16())
+    assert packed(torch.randn(2, 16, dtype=torch.bfloat16)).dtype == torch.bfloat16
+
+
+def test_autocast_reaches_faster_layers():
+    model = nn.ModuleDict({"embedding": nn.Embedding(24, 16), "head": nn.Linear(16, 24), "layer": nn.Linear(16, 16)})
+    model["head"].weight = model["embedding"].weight
+    pack_linears(model, small=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        hidden_states = model["layer"](torch.randn(6, 16))
+        assert hidden_states.dtype == torch.bfloat16
+        assert model["layer"](hidden_states).dtype == torch.bfloat16
+        assert model["head"](torch.randn(6, 16)).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("inputs", [torch.randn(3, 16, dtype=torch.float64), torch.randn(3, 15)])
+def test_inputs_that_do_not_fit_are_refused_in_pytorchs_own_words(inputs):
+    with pytest.raises(RuntimeError, match=r"dtype|shapes"):
+        PackedLinear(nn.Linear(16, 24))(inputs)
+
+
+def test_a_layer_with_two_names_stays_one_layer():
+    layer = nn.Linear(8, 8)
+    model = nn.ModuleDict({"first": layer, "second": layer})
+    assert pack_linears(model, small=True).num_packed == 1
+    assert isinstance(model["first"], PackedLinear)
+    assert model["second"] is model["first"]

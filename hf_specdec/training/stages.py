@@ -25,6 +25,8 @@ from hf_specdec.training.trainer import Observe, StepLog, train
 
 __all__ = ["train_in_stages"]
 
+_ABOUT = "about.sha256"  # in a folder of rounds: what they were recorded of
+
 
 def train_in_stages(
     target: Any,
@@ -65,7 +67,7 @@ def train_in_stages(
         `list[StepLog]`: The steps of this call.
 
     Raises:
-        [`InvalidConfigError`]: If there are fewer steps than stages.
+        [`InvalidConfigError`]: If there are fewer steps than stages, or what is there to go on from belongs to another run.
     """
     if options.max_steps < len(stages):
         raise InvalidConfigError(
@@ -142,7 +144,10 @@ def _book(
     on_recorded: Callable[[int, int], None] | None,
 ) -> RoundBook:
     """The stage's rounds: recorded now, or those that an interrupted run of it recorded. The folder appears whole."""
-    if not (resume and folder.exists()):
+    about = digest_of(texts, recipe.num_steps)
+    if resume and folder.exists():
+        _check_recorded(folder, about)
+    else:
         unfinished = folder.with_name(f"{folder.name}.unfinished")
         for old in (folder, unfinished):
             if old.exists():
@@ -151,5 +156,15 @@ def _book(
         for recording in roll_out(target, network, texts, steps=recipe.num_steps, on_batch=on_recorded):
             writer.add(recording)
         writer.flush()
+        (unfinished / _ABOUT).write_text(about)
         os.replace(unfinished, folder)
     return RoundBook(read_shards(folder))
+
+
+def _check_recorded(folder: Path, about: str) -> None:
+    file = folder / _ABOUT
+    if file.exists() and file.read_text() != about:
+        raise InvalidConfigError(
+            f"{folder} holds rounds of other texts, or of other numbers of texts or drafts, than this run would record: resume "
+            "with the texts, steps, batch size, seed and recorded_texts as they were, or delete that folder to record anew"
+        )

@@ -143,13 +143,13 @@ def train(
 
     Raises:
         [`InvalidConfigError`]: If there are no texts, the batch cannot be shared evenly, the network is not in float32, or the
-            checkpoint to go on from belongs to other options or texts.
+            checkpoint to go on from belongs to another recipe, other options or other texts.
     """
     accelerator = accelerator or Accelerator(mixed_precision=options.mixed_precision)
     _check(network, texts, options, accelerator)
     logs = []
     with _only_drafter_trains(target, network):
-        about = {"options": asdict(options), "data": fingerprint or digest_of(texts)}
+        about = {"options": asdict(options), "recipe": str(recipe), "data": fingerprint or digest_of(texts)}
         state = _State.start(
             _Unrolling(network, recipe, reference), options, accelerator, about, out if resume else None
         )
@@ -223,6 +223,11 @@ class _State:
             raise InvalidConfigError(
                 f"{checkpoint} was written by a run with {saved['options']}, which cannot go on with {self.about['options']}: "
                 "resume with the same options, or write to another folder"
+            )
+        if saved.get("recipe", self.about["recipe"]) != self.about["recipe"]:
+            raise InvalidConfigError(
+                f"{checkpoint} was written by a run of {saved['recipe']}, which cannot go on as {self.about['recipe']}: resume "
+                "with the recipe and the losses' options as they were, or start anew in another folder"
             )
         if saved.get("data", self.about["data"]) != self.about["data"]:
             raise InvalidConfigError(

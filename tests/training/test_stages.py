@@ -78,3 +78,35 @@ def test_fewer_steps_than_stages_are_refused(tmp_path):
         train_in_stages(
             target, drafter_for(target, "eagle"), some_texts(target), stages_of("rcsd-dpo"), options, out=tmp_path
         )
+
+
+def test_rounds_of_another_run_are_not_resumed(tmp_path):
+    """The run was killed after its rounds were recorded and before its first checkpoint."""
+    target, texts = small_target(), some_texts(small_target())
+    started = stages_of("rcsd-dpo", RCSDTraining(recorded_texts=2, refreshes=1))
+
+    def stop(log):
+        raise KeyboardInterrupt
+
+    def resume(texts, stages):
+        return train_in_stages(
+            target, drafter_for(target, "eagle"), texts, stages, OPTIONS, out=tmp_path, resume=True, on_step=stop
+        )
+
+    with pytest.raises(KeyboardInterrupt):
+        resume(texts, started)
+    others = [sample(target, [2 + seed, 5, 11], 8) for seed in range(3)]
+    for wrong in ((texts, stages_of("rcsd-dpo", RCSDTraining(recorded_texts=1, refreshes=1))), (others, started)):
+        with pytest.raises(InvalidConfigError, match="holds rounds of other texts"):
+            resume(*wrong)
+    with pytest.raises(KeyboardInterrupt):  # it gets to its first step
+        resume(texts, started)
+
+
+def test_a_checkpoint_is_resumed_with_its_recipe_only(tmp_path):
+    target, texts = small_target(), some_texts(small_target())
+    train_in_stages(target, drafter_for(target, "eagle3"), texts, stages_of("kl"), OPTIONS, out=tmp_path)
+    with pytest.raises(InvalidConfigError, match="EALLoss"):
+        train_in_stages(
+            target, drafter_for(target, "eagle3"), texts, stages_of("eal"), OPTIONS, out=tmp_path, resume=True
+        )
