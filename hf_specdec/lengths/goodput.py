@@ -23,6 +23,8 @@ _ROW = 0.02  # of a plain step: what each further token of a pass is taken to co
 _PLAIN = 3  # plain steps to measure where drafting gains little: the first may be slow for reasons of its own
 _CLEAR = 1.5  # advantage over plain decoding from which that is not worth a round
 _SPACING = 8  # rounds between these plain steps
+_SLIGHT = 1.2  # advantage up to which plain steps are measured until their median is sound
+_TRIAL = 1.5  # plain steps that the pass over a free draft on trial may cost
 _FAMILIAR = 0.7  # share of a match's doubt that each further token of it leaves
 _CERTAIN = 1.0
 
@@ -87,6 +89,7 @@ class GoodputSchedule:
         self._records: dict[str, TrackRecord] = {}
         self._passes: dict[int, deque[float]] = {}
         self._draft_steps: deque[float] = deque(maxlen=_WINDOW)
+        self._recent: deque[tuple[float, float]] = deque(maxlen=_SPACING)  # tokens per row, and seconds, of rounds
         self._kind = "model"
 
     def next_budget(self) -> Budget:
@@ -120,6 +123,8 @@ class GoodputSchedule:
         self.num_rounds += 1
         width = int(round_.num_drafted.max())
         self._passes.setdefault(width + 1, deque(maxlen=_WINDOW)).append(round_.verify_seconds)
+        emitted = [len(row) for row in round_.emitted if row]
+        self._recent.append((sum(emitted) / max(len(emitted), 1), round_.draft_seconds + round_.verify_seconds))
         seen: set[str] = set()
         steps = 0
         for row, stretches in enumerate(round_.kinds):
@@ -143,9 +148,12 @@ class GoodputSchedule:
     def _measures_plain(self, forecast: GoodputForecast) -> bool:
         """Whether the round should show once more what a plain step costs."""
         count = len(self._passes.get(1, ()))
-        if self.controller.costs is not None or not 0 < count < _PLAIN or self.num_rounds < count * _SPACING:
+        if self.controller.costs is not None or not 0 < count < _WINDOW or self.num_rounds < count * _SPACING:
             return False
-        return forecast.value_of_time < _CLEAR * forecast.plain_speed
+        if count < _PLAIN:
+            return forecast.value_of_time < _CLEAR * forecast.plain_speed
+        tokens, seconds = (sum(each) for each in zip(*self._recent, strict=True))
+        return tokens < _SLIGHT * forecast.plain_speed * seconds
 
     def _record(self, kind: str) -> TrackRecord:
         if kind not in self._records:
@@ -167,8 +175,12 @@ class GoodputSchedule:
         return rates if self._pays(kind, rates) else self._trial(kind, record.rates(self.controller.patience))
 
     def _trial(self, kind: str, rates: tuple[float, ...]) -> tuple[float, ...]:
-        """Free drafts are tried at length, those of a model with a single token."""
-        return rates if is_free(kind) else (rates[0],) + (0.0,) * (self.controller.longest - 1)
+        """Free drafts are tried as far as a pass over them is cheap, those of a model with a single token."""
+        costs, length = self.costs(), 1
+        most = _TRIAL * costs.pass_seconds(1)
+        while is_free(kind) and length < self.controller.longest and costs.pass_seconds(length + 2) <= most:
+            length += 1
+        return rates[:length] + (0.0,) * (self.controller.longest - length)
 
     def _judge(self, kind: str) -> None:
         """Lets a kind rest that does not pay, even if its acceptance were somewhat better than it looks."""

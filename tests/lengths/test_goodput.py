@@ -8,7 +8,7 @@ import torch
 
 from hf_specdec import CostTable, GoodputLength, InvalidConfigError, SpeculativeConfig
 from hf_specdec.lengths.forecast import GoodputForecast, expected_tokens
-from hf_specdec.records import Round
+from hf_specdec.records import Plan, Round
 from tests.toys import noisy_copy, prompts, tiny_llama
 
 
@@ -206,3 +206,42 @@ def test_one_row_does_not_widen_the_pass_of_many():
     assert forecast.extensions([("ngram-2", 6, 2)] + [None] * 7, 2) == [0] * 8
     assert min(forecast.extensions([("ngram-2", 6, 2)] * 8, 2)) > 0
     assert forecast.extensions([("ngram-2", 6, 2), ("ngram-2", 6, 3)] + [None] * 6, 3)[:2] == [1, 0]  # room is free
+
+
+def hybrid_seconds_per_token(acceptance, slope, *, rounds=300, seed=0):
+    """Plays a batch of eight with matches as bad as the model, in plain steps; the clock errs by up to 30 %."""
+    rng, batch, tokens, seconds = random.Random(seed), 8, 0.0, 0.0
+    schedule = GoodputLength().start(batch)
+    for _ in range(rounds):
+        offers = [(f"ngram-{rng.randint(1, 4)}", 16) if rng.random() < 0.9 else None for _ in range(batch)]
+        forecast = schedule.next_budget().forecast
+        plan = Plan([0] * batch, [0] * batch) if forecast is None else forecast.plan(offers, with_model=True)
+        lengths = [found or modelled for found, modelled in zip(plan.from_match, plan.from_model, strict=True)]
+        accepted = [0] * batch
+        for row, length in enumerate(lengths):
+            while accepted[row] < length and rng.random() < acceptance:
+                accepted[row] += 1
+        kinds = [offer[0] if found else "model" for offer, found in zip(offers, plan.from_match, strict=True)]
+        times = [0.4 * max(plan.from_model), 1 + slope * batch * max(lengths)]
+        measured = [each * rng.uniform(0.7, 1.3) for each in times]
+        drafted, kept = torch.tensor(lengths), torch.tensor(accepted)
+        counts = [drafted, torch.minimum(drafted, kept + 1), kept]
+        stretches = [[(kind, length)] if length else [] for kind, length in zip(kinds, lengths, strict=True)]
+        emitted, going_on = [[0] * (number + 1) for number in accepted], torch.ones(batch, dtype=torch.bool)
+        schedule.observe(Round(emitted, *counts, going_on, *measured[:1], measured[1], stretches=stretches))
+        tokens, seconds = tokens + 1 + sum(accepted) / batch, seconds + sum(times)
+    return seconds / tokens
+
+
+@pytest.mark.parametrize("slope", [0.02, 0.1])
+def test_useless_matches_and_a_useless_model_cost_a_batch_little(slope):
+    assert statistics.mean(hybrid_seconds_per_token(0.1, slope, seed=seed) for seed in range(3)) <= 1.04
+
+
+def test_free_drafts_on_trial_are_as_long_as_their_pass_is_cheap():
+    widest = {}
+    for cost in (0.01, 0.2, 1.0):
+        schedule = GoodputLength(costs=CostTable(0.2, ((1, 1.0), (17, 1.0 + 16 * cost)))).start(1)
+        schedule._record("ngram-3").resume_at = 0
+        widest[cost] = schedule.forecast().rates["ngram-3"].count(1.0)
+    assert widest == {0.01: 16, 0.2: 2, 1.0: 1}
