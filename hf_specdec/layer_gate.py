@@ -98,7 +98,8 @@ class Window:
 class _Pass:
     """A forward pass in which the layers from `depth` on hand through what `transform` makes of the newest column.
 
-    With `prepared` the model is called with, or has been called with, more columns than there are: `columns` of them count.
+    With `prepared` the model is called with more columns than there are, of which `columns` count; or it has been, and the
+    layers are called without it, `columns` being 0.
     """
 
     window: Window
@@ -115,20 +116,19 @@ class _Pass:
             kwargs = dict(kwargs)
             given = kwargs.pop("hidden_states")
         window = self.window
-        if self.prepared is not None:
+        if self.prepared is not None and self.columns:
             keys, _ = window.view.get_mask_sizes(self.prepared.width, index)
             self.prepared.keep(index, given, args, kwargs, keys)
         if index >= self.depth:
             return (given,) if window.returns_tuple else given
-        below: Any = given if index == 0 else window.hidden[index - 1]
-        if index == 0 and self.prepared is not None:
-            below = given[:, : self.columns]
+        # Not what the layer below has stored: hooks of the user's may have changed it since.
+        below = given[:, : self.columns] if self.columns else given
         done = window.width_at(index)
         if below.shape[1] > done:
-            self.advance(index, inner, below[:, done:], args, kwargs)
+            self._advance(index, inner, below[:, done:], args, kwargs)
         return self._hand_on(index, given.shape[1])
 
-    def advance(
+    def _advance(
         self, index: int, layer: Callable[..., Any], pending: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         """Takes the columns that a layer has not run yet through it."""
@@ -150,8 +150,8 @@ class _Pass:
         hidden = self.window.hidden[index]
         if self.transform is not None and index == self.depth - 1 and hidden is not None:
             hidden = torch.cat([hidden[:, :-1], self.transform(hidden[:, -1:])], 1)
-        if self.prepared is not None and hidden is not None:
-            hidden = hidden[:, -1:].expand(-1, width, -1)  # the model may count on the shape that it began with
+        if hidden is not None and hidden.shape[1] < width:  # the model may count on the shape that it began with
+            hidden = torch.cat([hidden, hidden[:, -1:].expand(-1, width - hidden.shape[1], -1)], 1)
         if index == self.depth - 1:
             self.window.read_out = hidden
         return (hidden,) if self.window.returns_tuple else hidden
@@ -178,7 +178,12 @@ class _GatedForward:
         current = self.gate.current
         if current is None or threading.get_ident() != self.gate.thread:
             return self.inner(*args, **kwargs)
-        return current.run(self.index, self.inner, args, kwargs)
+        handed = current.run(self.index, self.inner, args, kwargs)
+        return _copied(handed) if self.gate.is_watched(self.index) else handed
+
+
+def _copied(output: Any) -> Any:
+    return (output[0].clone(),) if isinstance(output, tuple) else output.clone()
 
 
 @final
@@ -229,6 +234,13 @@ class LayerGate:
                 vars(layer)["forward"] = forward
         self._before = []
 
+    def is_watched(self, index: int) -> bool:
+        """Whether a hook is shown what a layer hands on, and might write to it."""
+        layers = self.layers
+        return bool(layers[index]._forward_hooks) or any(
+            each._forward_pre_hooks for each in layers[index + 1 : index + 2]
+        )
+
     def open(self, cache: Cache, columns: int, batch_size: int) -> Window:
         """Begins a round over a cache whose layers all hold `columns` entries.
 
@@ -259,15 +271,12 @@ class LayerGate:
         """
         if self.window is None:
             raise RuntimeError("no round is under way")
-        rising, below = _Pass(self.window, depth, prepared=prepared), embedded
-        for index in range(depth):
-            done = self.window.width_at(index)
-            if below.shape[1] > done:
+        below = embedded
+        with self.passing(depth, prepared=prepared):
+            for layer, index in zip(self.layers, range(depth), strict=False):
                 args, kwargs = prepared.arguments[index]
-                rising.advance(index, self.layers[index], below[:, done:], args, kwargs)
-            hidden = self.window.hidden[index]
-            assert hidden is not None
-            below = hidden
+                output = layer(below, *args, **kwargs)
+                below = output[0] if isinstance(output, tuple) else output
         return below
 
     @contextmanager
@@ -280,8 +289,8 @@ class LayerGate:
     ) -> Iterator[None]:
         """A forward pass that ends at `depth` layers; all of them where it is None.
 
-        With `prepared`, only the first `columns` of the columns that the model is called with count, and what it gives its
-        layers is kept there.
+        With `prepared` and `columns`, only the first `columns` of the columns that the model is called with count, and what
+        it gives its layers is kept there; without `columns`, layers are given what was kept.
         """
         if self.window is None:
             raise RuntimeError("no round is under way")

@@ -36,8 +36,8 @@ class _Standing:
         """Where rows that keep `kept` columns stand in it; None where it does not serve them and `ahead` new columns."""
         gone = kept - self.kept
         first = int(gone[0])
-        fits = cache is self.cache and bool((gone == first).all()) and first + ahead <= self.prepared.width
-        return first if fits else None
+        in_step = cache is self.cache and bool((gone == first).all())
+        return first if in_step and 0 <= first <= self.prepared.width - ahead else None
 
 
 @final

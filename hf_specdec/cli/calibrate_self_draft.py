@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["self_draft"]
 
 _LEAST_GAIN = 1.02  # below this a prediction is no gain
+_ABLATED = 3  # exits that an ablation needs
 
 
 @reports_errors
@@ -64,6 +65,10 @@ def self_draft(
             heads = heads.to(models.target.device).eval()
             heads.check_target(models.target)
         observer = Observer(models.target, _layers(exits, heads, models.target))
+        if ablation and len(observer.exits) < _ABLATED:
+            raise CommandError(
+                f"--ablation needs {_ABLATED} exits or more, got {list(observer.exits)}: name more with --exits, or drop it"
+            )
         depth, traces = len(observer.layers), []
         with progress_bar("Reading") as show:
             for index, prompt in enumerate(prompts):
@@ -71,6 +76,11 @@ def self_draft(
                 if text is not None:
                     traces.append(trace_exits(observer, heads, text, depth))
                 show(index + 1, len(prompts))
+        if not traces:
+            raise CommandError(
+                "no answer was long enough to draft in: give other prompts, or raise --max-new-tokens above "
+                f"{max_new_tokens}"
+            )
         costs = _costs(models.target, observer)
         best = best_policy(traces, observer.exits, depth, costs)
         parts = _ablation(traces, observer.exits, depth, costs) if ablation else None

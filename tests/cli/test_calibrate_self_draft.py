@@ -21,3 +21,13 @@ def test_it_saves_settings_that_a_run_takes(pair, tmp_path, run_json, run):
         assert drafted.tolist() == pair.model.generate(**prompts(), **asked).tolist()
     assert "1..3" in run(*options, "--exits", "4", code=2).stderr
     assert "numbers of layers" in run(*options, "--exits", "half", code=2).stderr
+
+
+def test_what_cannot_be_replayed_is_said_before_it_is_measured(pair, tmp_path, run, monkeypatch):
+    monkeypatch.delattr("hf_specdec.cli.calibrate_self_draft._costs")
+    data = tmp_path / "prompts.txt"
+    data.write_text("w1 w2 w3\n")
+    options = ["calibrate", "self-draft", "--target", pair.target, "--data", data, "--max-new-tokens", 1]
+    refused = run(*options, "--exits", "1,2", "--ablation", code=2).stderr
+    assert "--ablation needs 3 exits or more, got [1, 2]" in " ".join(refused.split())
+    assert "raise --max-new-tokens" in " ".join(run(*options, code=2).stderr.split())

@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+from transformers import DynamicCache
 
 from hf_specdec import SelfDraftConfig
+from hf_specdec.layer_gate import LayerGate
 from hf_specdec.layered_lm import LayeredLM
 from tests.drafters.self_drafting import Director
 from tests.families import FAMILIES
@@ -90,6 +92,30 @@ def test_a_hook_of_the_user_sees_every_pass(whose, model_calls):
     assert len(seen) > rounds
 
 
+def after(layer, change):
+    """A hook that changes what a layer gives."""
+    return layer.register_forward_hook(lambda _, args, output: change(output))
+
+
+def before(layer, change):
+    """A hook that changes what a layer is given."""
+    return layer.register_forward_pre_hook(lambda _, args: (change(args[0]), *args[1:]))
+
+
+@pytest.mark.parametrize("prepares", [True, False], ids=["prepared", "unprepared"])
+@pytest.mark.parametrize("change", [torch.add, torch.Tensor.add_], ids=["new", "in-place"])
+@pytest.mark.parametrize(("hook", "steered"), [(after, 0), (after, 1), (before, 1)])
+def test_hooks_that_steer_a_layer_are_heeded_once(hook, steered, change, prepares, monkeypatch):
+    if not prepares:
+        monkeypatch.setattr("hf_specdec.layered_lm.has_fixed_positions", lambda config: False)
+    model, batch_size = tiny_llama(layers=LAYERS), 1 if prepares else 2
+    unsteered = decode(model, batch_size, None).sequences
+    steering = torch.randn(model.config.hidden_size, generator=torch.Generator().manual_seed(0)) * 2
+    hook(model.model.layers[steered], lambda states: change(states, steering))
+    plain, _, _ = directed(model, batch_size)
+    assert not torch.equal(plain.sequences, unsteered)
+
+
 def test_outputs_besides_logits_come_from_the_model(model_calls):
     plain, out, rounds = directed(tiny_llama(layers=LAYERS), output_hidden_states=True)
     assert len(model_calls) > rounds
@@ -108,3 +134,19 @@ def test_a_scale_that_is_none_is_nothing_to_say(scale, model_calls):
     model.logit_scale = scale
     _, _, rounds = directed(model)
     assert (len(model_calls) >= rounds) == (scale != 1.0)
+
+
+def test_what_was_prepared_for_a_longer_text_serves_no_shorter_one():
+    model = tiny_llama(layers=LAYERS)
+
+    def climber():
+        held = torch.zeros(1, 0, dtype=torch.long)
+        return LayeredLM(model, LayerGate(model), cache=DynamicCache(config=model.config), held=held)
+
+    def climb(lm, text):
+        with torch.no_grad(), lm.alone():
+            return lm.climb(text, torch.tensor([text.shape[1]]), 2)
+
+    longer, used = torch.arange(1, 21)[None], climber()
+    climb(used, longer)
+    torch.testing.assert_close(climb(used, longer[:, :9]), climb(climber(), longer[:, :9]), rtol=1e-4, atol=1e-4)
