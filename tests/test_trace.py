@@ -129,7 +129,9 @@ def test_the_terminal_shows_the_text_in_colour(run):
     trace = run[2]
     out = io.StringIO()
     Console(file=out, force_terminal=True, color_system="truecolor").print(trace.to_rich(), soft_wrap=True)
-    assert "38;2;191;135;0" in out.getvalue()  # a rescued token
+    assert "\x1b[" in out.getvalue()
+    # A style remembers the codes it was first drawn with, in whatever colours that console had, so styles are compared.
+    assert any("#bf8700" in str(span.style) for span in trace.to_rich().spans)  # a rescued token
     assert trace.to_rich().plain == "".join(piece.text for piece in trace.pieces)
     assert f"rescued: {trace.counts['rescued']}, " in trace.legend().plain
 

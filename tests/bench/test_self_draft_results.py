@@ -2,7 +2,7 @@
 
 import json
 
-from hf_specdec import SelfDraftConfig
+from hf_specdec import SelfDraftConfig, linear
 from hf_specdec.bench.self_draft import measure, write_results
 from hf_specdec.demo.pair import load_pair
 from tests.toys import tiny_llama
@@ -11,7 +11,8 @@ from tests.toys import tiny_llama
 CONFIG = SelfDraftConfig(exit_layers=(3,), confidence_threshold=0.0, max_width=2, length=2, on_drafter_error="raise")
 
 
-def test_models_stand_side_by_side(tmp_path):
+def test_models_stand_side_by_side(tmp_path, monkeypatch):
+    monkeypatch.setattr(linear, "_SMALL", 0)
     model, tokenizer = tiny_llama(vocab_size=4096), load_pair().tokenizer
     summary, rows = measure("tiny", model, tokenizer, ["A list"], CONFIG, 12)
     assert list(summary) == ["tiny, torch's linears", "tiny, packed linears"]

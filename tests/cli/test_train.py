@@ -125,7 +125,7 @@ def test_rcsd_goes_on_from_hass(pair, options, run, run_json, tmp_path, recipe):
     assert not all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
     stages = sorted(path.name for path in second.glob("stage-*"))
     assert stages == ([] if recipe == "rcsd-grpo" else ["stage-0", "stage-1"])
-    assert [path.name for path in second.glob("stage-*/rounds/*")] == (
+    assert [path.name for path in second.glob("stage-*/rounds/*.safetensors")] == (
         ["rounds-00000000.safetensors"] * 2 if recipe == "rcsd-dpo" else []
     )
     assert run_json(*again, "--start", first, "--resume", "--group-size", 4, "--pairs", "literal", "--unmasked")[

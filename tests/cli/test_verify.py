@@ -9,7 +9,7 @@ from tests.test_losslessness import accepts_one_too_many
 
 
 PROMPTS = ["--prompt", "w1 w2", "--prompt", "w3 w4 w5"]
-OPTIONS = ["--no-chat", "--max-new-tokens", 16, "--drafting", "model"]
+OPTIONS = ["--no-chat", "--max-new-tokens", 16, "--drafting", "model", "--length", 4]
 
 
 def test_a_sound_pair_passes(run, run_json, pair):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from hf_specdec import AutoDrafter, RCSDConfig
+from hf_specdec import AutoDrafter, RCSDConfig, linear
 from hf_specdec.demo import comparison
 from hf_specdec.demo.methods import OF_THE_PAIR, bundled_drafters, chosen_names
 from hf_specdec.demo.pair import Pair, bundled_weights, load_pair, load_prompts
@@ -87,7 +87,8 @@ def test_the_figures_of_every_method_are_plain_json(tiny_pair):
     json.dumps(result)
 
 
-def test_plain_decoding_is_packed_as_the_methods_are(tiny_pair):
+def test_plain_decoding_is_packed_as_the_methods_are(tiny_pair, monkeypatch):
+    monkeypatch.setattr(linear, "_SMALL", 0)
     comparison.compare_methods(console_of(), ("lookup",), max_new_tokens=2, prompts=["The"], as_json=True)
     packed = {
         type(layer.mlp.up_proj).__name__ for layer in (*tiny_pair.target.model.layers, *tiny_pair.draft.model.layers)
