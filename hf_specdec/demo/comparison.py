@@ -32,7 +32,7 @@ def compare_methods(
 ) -> dict:
     """Decodes each prompt plainly and with every method, in alternating order, measures all, and shows them side by side.
 
-    The target's layers are packed for the CPU, in plain decoding too. Nothing is drawn while a run is timed, and all runs
+    Plain decoding runs on the same linear layers, packed where that pays ([`pack_linears`]). Nothing is drawn while a run is timed, and all runs
     use one thread.
 
     Args:

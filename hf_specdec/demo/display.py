@@ -102,7 +102,7 @@ def legend() -> Text:
 
 def methods_summary(result: Mapping[str, Any]) -> Table:
     """What [`compare_methods`] measured, a line for each method."""
-    title = f"{_runs(result['num_runs'])} each, all in turn, target packed for the CPU, nothing drawn meanwhile"
+    title = f"{_runs(result['num_runs'])} each, all in turn, the same linear layers, nothing drawn meanwhile"
     table = Table(title=title)
     for heading in ("method", "tokens/s", "speed-up", "tokens per round", "same text"):
         table.add_column(heading, justify="left" if heading == "method" else "right")
