@@ -32,8 +32,8 @@ def compare_methods(
 ) -> dict:
     """Decodes each prompt plainly and with every method, in alternating order, measures all, and shows them side by side.
 
-    Plain decoding runs on the same linear layers, packed where that pays ([`pack_linears`]). Nothing is drawn while a run is timed, and all runs
-    use one thread.
+    Plain decoding runs on the same linear layers, packed where that pays ([`pack_linears`]). Nothing is drawn while a run is
+    timed, and all runs use one thread.
 
     Args:
         console (`rich.console.Console`): Where to draw.
