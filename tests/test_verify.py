@@ -8,27 +8,12 @@ from hf_specdec import ExactConfig, SpeculativeConfig
 from hf_specdec.acceptance import EASD, Exact
 from hf_specdec.records import Draft, Evidence, Verdict
 from hf_specdec.verify import RandomStreams, draw, evidence_of, verify
-from tests.acceptance import WARPERS, random_scores, warped
+from tests.acceptance import WARPERS, Dice, error, random_scores, warped
 from tests.toys import noisy_copy, prompts, tiny_llama
 
 
 ALMOST_ONE = 1 - 2.0**-53
 BANNED = float("-inf")
-
-
-class Dice:
-    """Streams that give the numbers they were loaded with, `(rows, throws)`."""
-
-    def __init__(self, numbers):
-        self.numbers, self.thrown = numbers, 0
-
-    def uniforms(self, rows):
-        self.thrown += 1
-        return self.numbers[:, self.thrown - 1]
-
-
-def error(ours, exact):
-    return float((ours - exact).abs().max())
 
 
 # --- the verdict, by hand -------------------------------------------------------------------------------------------

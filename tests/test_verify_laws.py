@@ -8,26 +8,11 @@ import torch
 from hf_specdec.acceptance import Exact
 from hf_specdec.records import Evidence
 from hf_specdec.verify import verify
-from tests.acceptance import WARPERS, joint_law, random_scores, target_law, warped
+from tests.acceptance import WARPERS, Dice, error, joint_law, random_scores, target_law, warped
 
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-6}
 BANNED = float("-inf")
-
-
-class Dice:
-    """Streams that give the numbers they were loaded with, `(rows, throws)`."""
-
-    def __init__(self, numbers):
-        self.numbers, self.thrown = numbers, 0
-
-    def uniforms(self, rows):
-        self.thrown += 1
-        return self.numbers[:, self.thrown - 1]
-
-
-def error(ours, exact):
-    return float((ours - exact).abs().max())
 
 
 # --- the exact law, by enumeration ----------------------------------------------------------------------------------

@@ -12,7 +12,18 @@ from transformers import (
 from hf_specdec.records import Evidence, Place, choice_law
 
 
-__all__ = ["WARPERS", "joint_law", "place_of", "random_scores", "target_law", "warped"]
+__all__ = [
+    "WARPERS",
+    "Dice",
+    "each_token",
+    "error",
+    "joint_law",
+    "members",
+    "place_of",
+    "random_scores",
+    "target_law",
+    "warped",
+]
 
 WARPERS = {
     "T=1": [],
@@ -25,6 +36,22 @@ WARPERS = {
     "T=.5,top-k": [TemperatureLogitsWarper(0.5), TopKLogitsWarper(4)],
     "T=2,top-p,min-p": [TemperatureLogitsWarper(2.0), TopPLogitsWarper(0.9), MinPLogitsWarper(0.1)],
 }
+
+
+class Dice:
+    """Streams that give the numbers they were loaded with, `(rows, throws)`."""
+
+    def __init__(self, numbers):
+        self.numbers, self.thrown = numbers, 0
+
+    def uniforms(self, rows):
+        self.thrown += 1
+        return self.numbers[:, self.thrown - 1]
+
+
+def error(ours, exact):
+    """The largest difference."""
+    return float((ours - exact).abs().max())
 
 
 def random_scores(depth, vocab_size, seed, dtype=torch.float64, spread=1.5):
@@ -109,6 +136,25 @@ def place_of(paths, prompt=(0,)):
     before = torch.tensor([list(prompt)]).expand(len(paths), -1)
     columns = (len(prompt) + torch.arange(paths.shape[1])).expand(len(paths), -1)
     return Place(torch.cat([before, paths], 1), columns, len(prompt))
+
+
+def each_token(logits, draft=None, scores=None):
+    """One row per token of the vocabulary, greedy."""
+    logits = torch.as_tensor(logits, dtype=torch.float64)
+    vocab_size = len(logits)
+    tokens = torch.arange(vocab_size)[:, None]
+
+    def rows(values):
+        return None if values is None else torch.as_tensor(values, dtype=torch.float64).expand(vocab_size, 1, -1)
+
+    scores = rows(logits if scores is None else scores)
+    valid = torch.ones_like(tokens) > 0
+    return Evidence(tokens, valid, scores, rows(logits), False, draft_logits=rows(draft), place=place_of(tokens))
+
+
+def members(rule, *args, **options):
+    """The tokens that a rule lets in, of a vocabulary given as to [`each_token`]."""
+    return rule.members(each_token(*args, **options))[:, 0].nonzero()[:, 0].tolist()
 
 
 def _at(table, prefixes):

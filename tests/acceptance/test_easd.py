@@ -12,7 +12,7 @@ from scipy.stats import entropy as scipy_entropy
 from hf_specdec import InvalidConfigError
 from hf_specdec.acceptance import ACCEPTANCE, EASD, Exact
 from hf_specdec.laws import entropy
-from tests.acceptance import WARPERS, joint_law, random_scores, target_law, warped
+from tests.acceptance import WARPERS, error, joint_law, random_scores, target_law, warped
 from tests.acceptance.easd import (
     BANNED,
     SURE,
@@ -28,10 +28,6 @@ from tests.acceptance.easd import (
 
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-6}
-
-
-def error(ours, exact):
-    return float((ours - exact).abs().max())
 
 
 # --- the law, by enumeration ----------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from hf_specdec import EASDConfig
 from hf_specdec.acceptance import EASD, Exact
 from hf_specdec.records import Evidence
 from hf_specdec.verify import verify
+from tests.acceptance import Dice
 from tests.acceptance.easd import BANNED, COUNTERS, SURE, UNSURE, WAYS, always, one_position, reference_fires
 from tests.toys import noisy_copy, prompts, tiny_llama
 
@@ -139,15 +140,6 @@ def test_text_and_counters_equal_a_reference_without_any_cache(batch_size, batch
 # --- counters, by hand ----------------------------------------------------------------------------------------------
 
 
-class Dice:
-    def __init__(self, numbers):
-        self.numbers, self.thrown = torch.tensor(numbers, dtype=torch.float64), 0
-
-    def uniforms(self, rows):
-        self.thrown += 1
-        return self.numbers[:, self.thrown - 1]
-
-
 HALF, FIRST, SECOND = [0.5, 0.5, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0], [0.0, 1.0, 0.0, 0.0]
 BOTH_UNSURE, TARGET_SURE, DRAFT_SURE = (UNSURE, UNSURE), (SURE, UNSURE), (UNSURE, SURE)
 DISAGREE = (UNSURE, UNSURE[::-1])
@@ -179,7 +171,8 @@ def traced(traces, rule):
         draft_logits=torch.tensor([[draft for _, draft in each] for each in certain], dtype=torch.float64),
     )
     bonus = torch.tensor([[BANNED, BANNED, BANNED, 0.0]]).expand(len(traces), -1)
-    return verify(rule, evidence, bonus, Dice([trace[3] for trace in traces]), torch.ones(len(traces)) > 0)
+    numbers = torch.tensor([trace[3] for trace in traces], dtype=torch.float64)
+    return verify(rule, evidence, bonus, Dice(numbers), torch.ones(len(traces)) > 0)
 
 
 def test_counters_on_hand_made_traces():

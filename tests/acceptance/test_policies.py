@@ -19,28 +19,10 @@ from hf_specdec.acceptance import (
 )
 from hf_specdec.acceptance.cospec import _warn_without_policy
 from hf_specdec.records import Evidence
-from tests.acceptance import place_of
+from tests.acceptance import each_token, members
 
 
 BANNED = float("-inf")
-
-
-def each_token(logits, draft=None, scores=None):
-    """One row per token of the vocabulary, greedy."""
-    logits = torch.as_tensor(logits, dtype=torch.float64)
-    vocab_size = len(logits)
-    tokens = torch.arange(vocab_size)[:, None]
-
-    def rows(values):
-        return None if values is None else torch.as_tensor(values, dtype=torch.float64).expand(vocab_size, 1, -1)
-
-    scores = rows(logits if scores is None else scores)
-    valid = torch.ones_like(tokens) > 0
-    return Evidence(tokens, valid, scores, rows(logits), False, draft_logits=rows(draft), place=place_of(tokens))
-
-
-def members(rule, *args, **options):
-    return rule.members(each_token(*args, **options))[:, 0].nonzero()[:, 0].tolist()
 
 
 # --- policies -------------------------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ from hf_specdec.acceptance import (
 from hf_specdec.drafters import ScriptedDrafter
 from hf_specdec.laws import divergence, in_nucleus
 from hf_specdec.records import Evidence
-from tests.acceptance import place_of
+from tests.acceptance import each_token, members, place_of
 from tests.toys import prompts, tiny_llama
 
 
@@ -40,24 +40,6 @@ BANNED = float("-inf")
 RANDOM = [
     2.0 * torch.randn(12, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) for seed in range(8)
 ]
-
-
-def each_token(logits, draft=None, scores=None):
-    """One row per token of the vocabulary, greedy."""
-    logits = torch.as_tensor(logits, dtype=torch.float64)
-    vocab_size = len(logits)
-    tokens = torch.arange(vocab_size)[:, None]
-
-    def rows(values):
-        return None if values is None else torch.as_tensor(values, dtype=torch.float64).expand(vocab_size, 1, -1)
-
-    scores = rows(logits if scores is None else scores)
-    valid = torch.ones_like(tokens) > 0
-    return Evidence(tokens, valid, scores, rows(logits), False, draft_logits=rows(draft), place=place_of(tokens))
-
-
-def members(rule, *args, **options):
-    return rule.members(each_token(*args, **options))[:, 0].nonzero()[:, 0].tolist()
 
 
 # --- nucleus --------------------------------------------------------------------------------------------------------
