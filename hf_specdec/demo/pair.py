@@ -20,6 +20,10 @@ class Pair:
     draft: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
 
+    def decode(self, ids: list[int]) -> str:
+        """The text of some tokens."""
+        return self.tokenizer.decode(ids, skip_special_tokens=True)
+
 
 @dataclass(frozen=True)
 class Prompt:

@@ -11,8 +11,9 @@ from rich.text import Text
 from hf_specdec import SpeculativeConfig
 
 from .display import legend, replay, summary
+from .methods import Method
 from .pair import Pair, Prompt, load_pair, load_prompts
-from .timing import Timing, time_prompts
+from .timing import Timing, time_methods
 from .traces import fold
 
 
@@ -50,7 +51,8 @@ def run_demo(
     pair = load_pair()
     inputs = [dict(pair.tokenizer(prompt.text, return_tensors="pt")) for prompt in chosen]
     with one_thread():
-        timings = time_prompts(pair, inputs, max_new_tokens, config, REPEATS, TIMING_SECONDS)
+        method = Method("speculative", config, pair.draft)
+        timings = time_methods(pair, [method], inputs, max_new_tokens, REPEATS, TIMING_SECONDS)[method.name]
     result = figures(chosen, timings)
     if not as_json:
         show(console, pair, chosen, timings, result)
@@ -94,14 +96,10 @@ def figures(prompts: list[Prompt], timings: list[Timing]) -> dict:
 
 def show(console: Console, pair: Pair, prompts: list[Prompt], timings: list[Timing], result: dict) -> None:
     """Replays every prompt, then prints the figures."""
-
-    def decode(ids: list[int]) -> str:
-        return pair.tokenizer.decode(ids, skip_special_tokens=True)
-
     console.print(legend())
     for prompt, timing in zip(prompts, timings, strict=True):
         runs = {f"plain: {prompt.name}": timing.plain[0], "speculative": timing.speculative[0]}
-        replay(console, prompt, runs, decode)
+        replay(console, prompt, runs, pair.decode)
     console.print(summary(prompts, timings))
     same = "The text is the same, token for token." if result["same_text"] else "THE TEXTS DIFFER."
     per_round = result["stats"]["tokens_per_round"]

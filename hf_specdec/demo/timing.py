@@ -1,14 +1,14 @@
-"""Timed runs, plain and speculative in turn; nothing is drawn while they run."""
+"""Timed runs, plain decoding and methods in turn; nothing is drawn while they run."""
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from torch import Tensor
 
-from hf_specdec import SpeculativeConfig
-
+from .methods import Method
 from .pair import Pair
 from .traces import Trace, trace_plain, trace_speculative
 
@@ -42,46 +42,40 @@ class Timing:
         return self.plain_seconds / self.speculative_seconds
 
 
-def time_prompts(
+def time_methods(
     pair: Pair,
+    methods: Sequence[Method],
     prompts: list[dict[str, Tensor]],
     max_new_tokens: int,
-    config: SpeculativeConfig,
     repeats: int,
     budget_seconds: float,
-) -> list[Timing]:
-    """Runs every prompt both ways, in alternating order, after a short warm-up.
+) -> dict[str, list[Timing]]:
+    """Runs every prompt plainly and by each method, in alternating order, after a short warm-up.
 
     Args:
+        methods (`Sequence[Method]`): The methods.
         prompts (`list[dict]`): Inputs of `generate`, each of batch size 1.
         repeats (`int`): How often, at most.
         budget_seconds (`float`): After the first repeat, none begins that would end later than this.
+
+    Returns:
+        `dict[str, list[Timing]]`: By method, the timing of each prompt; all of a prompt share its plain runs.
     """
+    plain: list[list[Trace]] = [[] for _ in prompts]
+    timings = {method.name: [Timing(plain=runs) for runs in plain] for method in methods}
     trace_plain(pair, prompts[0], 4)
-    trace_speculative(pair, pair.draft, prompts[0], 12, config)
-    timings = [Timing() for _ in prompts]
+    for method in methods:
+        trace_speculative(pair, method.drafter, prompts[0], 12, method.config)
     start = time.perf_counter()
     for repeat in range(repeats):
         elapsed = time.perf_counter() - start
         if repeat and elapsed + elapsed / repeat > budget_seconds:
             break
-        for timing, inputs in zip(timings, prompts, strict=True):
-            run_both(timing, pair, inputs, max_new_tokens, config, plain_first=repeat % 2 == 0)
+        for number, inputs in enumerate(prompts):
+            runs = [(plain[number], partial(trace_plain, pair, inputs, max_new_tokens))]
+            for method in methods:
+                drafted = partial(trace_speculative, pair, method.drafter, inputs, max_new_tokens, method.config)
+                runs.append((timings[method.name][number].speculative, drafted))
+            for traces, run in runs if repeat % 2 == 0 else reversed(runs):
+                traces.append(run())
     return timings
-
-
-def run_both(
-    timing: Timing,
-    pair: Pair,
-    inputs: dict[str, Tensor],
-    max_new_tokens: int,
-    config: SpeculativeConfig,
-    plain_first: bool,
-) -> None:
-    """Adds one plain and one speculative run to `timing`."""
-    runs: list[tuple[list[Trace], Callable[[], Trace]]] = [
-        (timing.plain, lambda: trace_plain(pair, inputs, max_new_tokens)),
-        (timing.speculative, lambda: trace_speculative(pair, pair.draft, inputs, max_new_tokens, config)),
-    ]
-    for traces, run in runs if plain_first else reversed(runs):
-        traces.append(run())

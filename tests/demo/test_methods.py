@@ -7,7 +7,7 @@ import torch
 from safetensors import safe_open
 
 from hf_specdec import AutoDrafter, RCSDConfig, linear
-from hf_specdec.demo import comparison
+from hf_specdec.demo import comparison, timing
 from hf_specdec.demo.methods import OF_THE_PAIR, bundled_drafters, chosen_names
 from hf_specdec.demo.pair import Pair, bundled_weights, load_pair, load_prompts
 from hf_specdec.demo.traces import Step, Trace
@@ -103,9 +103,9 @@ def test_runs_take_turns_in_alternating_order_and_another_text_is_noticed(tiny_p
         order.append(name)
         return Trace([Step(0.5, tokens)], seconds=1.0)
 
-    monkeypatch.setattr(comparison, "trace_plain", lambda *_: trace("plain", [1, 2]))
+    monkeypatch.setattr(timing, "trace_plain", lambda *_: trace("plain", [1, 2]))
     monkeypatch.setattr(
-        comparison,
+        timing,
         "trace_speculative",
         lambda pair, drafter, inputs, count, config: trace(config.drafting, [1, 2 + (config.drafting == "ngram")]),
     )
