@@ -103,9 +103,10 @@ class GoodputSchedule:
 
     def forecast(self) -> GoodputForecast:
         """What is known now."""
+        costs = self.costs()
         kinds = {self._kind, *(f"ngram-{size}" for size in range(1, self.controller.longest + 1)), *self._records}
-        rates = {kind: rates for kind in sorted(kinds) if (rates := self._rates(kind)) is not None}
-        return GoodputForecast(self.costs(), rates, self._kind, self.controller.longest)
+        rates = {kind: rates for kind in sorted(kinds) if (rates := self._rates(kind, costs)) is not None}
+        return GoodputForecast(costs, rates, self._kind, self.controller.longest)
 
     def costs(self) -> CostTable:
         """Frozen costs, or the medians so far."""
@@ -141,8 +142,9 @@ class GoodputSchedule:
                 seen.add(kind)
         if steps:
             self._draft_steps.append(round_.draft_seconds / steps)
+        costs = self.costs()
         for kind in sorted(seen):
-            self._judge(kind)
+            self._judge(kind, costs)
         self._kind = next((kind for kind in sorted(seen) if not is_free(kind)), self._kind)
 
     def _measures_plain(self, forecast: GoodputForecast) -> bool:
@@ -163,32 +165,33 @@ class GoodputSchedule:
             )
         return self._records[kind]
 
-    def _rates(self, kind: str) -> tuple[float, ...] | None:
+    def _rates(self, kind: str, costs: CostTable) -> tuple[float, ...] | None:
         """Acceptance by position; None while the kind rests, and the best that can be hoped for when it is on trial."""
         record = self._record(kind)
         if record.rests(self.num_rounds):
             return None
         if record.resume_at is not None:
-            return self._trial(kind, (_CERTAIN,) * self.controller.longest)
+            return self._trial(kind, (_CERTAIN,) * self.controller.longest, costs)
         rates = record.rates()
         # Too few drafts may have been judged to be sure that none pays.
-        return rates if self._pays(kind, rates) else self._trial(kind, record.rates(self.controller.patience))
+        if self._pays(kind, rates, costs):
+            return rates
+        return self._trial(kind, record.rates(self.controller.patience), costs)
 
-    def _trial(self, kind: str, rates: tuple[float, ...]) -> tuple[float, ...]:
+    def _trial(self, kind: str, rates: tuple[float, ...], costs: CostTable) -> tuple[float, ...]:
         """Free drafts are tried as far as a pass over them is cheap, those of a model with a single token."""
-        costs, length = self.costs(), 1
-        most = _TRIAL * costs.pass_seconds(1)
+        length, most = 1, _TRIAL * costs.pass_seconds(1)
         while is_free(kind) and length < self.controller.longest and costs.pass_seconds(length + 2) <= most:
             length += 1
         return rates[:length] + (0.0,) * (self.controller.longest - length)
 
-    def _judge(self, kind: str) -> None:
+    def _judge(self, kind: str, costs: CostTable) -> None:
         """Lets a kind rest that does not pay, even if its acceptance were somewhat better than it looks."""
         record = self._record(kind)
-        if self._pays(kind, record.rates()):
+        if self._pays(kind, record.rates(), costs):
             record.work()
-        elif record.resume_at is not None or not self._pays(kind, record.rates(self.controller.patience)):
+        elif record.resume_at is not None or not self._pays(kind, record.rates(self.controller.patience), costs):
             record.rest(self.num_rounds)
 
-    def _pays(self, kind: str, rates: tuple[float, ...]) -> bool:
-        return GoodputForecast(self.costs(), {kind: rates}, kind, self.controller.longest).length > 0
+    def _pays(self, kind: str, rates: tuple[float, ...], costs: CostTable) -> bool:
+        return GoodputForecast(costs, {kind: rates}, kind, self.controller.longest).length > 0
