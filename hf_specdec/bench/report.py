@@ -7,12 +7,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
+import transformers
+
+import hf_specdec
 from hf_specdec.bench.plots import plot
 from hf_specdec.bench.runner import Row
 from hf_specdec.files import write_at_once
 
 
-__all__ = ["markdown", "plain", "table", "write_report"]
+__all__ = ["markdown", "plain", "table", "versions", "write_report"]
 
 _COLUMNS = {
     "tokens_per_second": ("tokens/s", "{:.2f}"),
@@ -25,6 +29,15 @@ _COLUMNS = {
     "acceptance_rate": ("acceptance", "{:.1%}"),
     "text_equal": ("text equal", "{:.0%}"),
 }
+
+
+def versions() -> dict[str, str]:
+    """What figures were measured with, for their reports."""
+    return {
+        "hf_specdec": hf_specdec.__version__,
+        "transformers": transformers.__version__,
+        "torch": torch.__version__,
+    }
 
 
 def write_report(

@@ -1,8 +1,8 @@
 """Measures self-drafting on a model: `python -m hf_specdec.bench.self_draft --target FOLDER --prompts FILE --out PREFIX`.
 
 Three arms decode the same prompts in turn: plain, self-drafting with raw exits, and the same with prompt lookup where no exit
-is confident (`drafting="hybrid"`). They do so twice, with torch's own linears and with packed ones; speeds compare arms with
-the same linears. Models that `PREFIX.json` holds already stay in it.
+is confident (`drafting="hybrid"`). They do so with torch's own linears, and with packed ones where a layer is large enough
+for that; speeds compare arms with the same linears. Models that `PREFIX.json` holds already stay in it.
 """
 
 from __future__ import annotations
@@ -16,13 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import hf_specdec
 from hf_specdec.bench.arms import Arm
 from hf_specdec.bench.plots import plot
-from hf_specdec.bench.report import markdown
+from hf_specdec.bench.report import markdown, versions
 from hf_specdec.bench.runner import Benchmark, Row
 from hf_specdec.bench.summary import summarize
 from hf_specdec.configs import SelfDraftConfig, load_config
@@ -131,11 +129,7 @@ def _about(config: SelfDraftConfig, num_prompts: int, max_new_tokens: int) -> di
         "decoding": f"greedy, {max_new_tokens} new tokens at most, fp32, batch 1, {torch.get_num_threads()} thread",
         "prompts": num_prompts,
         "date": date.today().isoformat(),
-        "versions": {
-            "hf_specdec": hf_specdec.__version__,
-            "transformers": transformers.__version__,
-            "torch": torch.__version__,
-        },
+        "versions": versions(),
     }
 
 

@@ -191,9 +191,8 @@ def _law(settings: dict[str, Any]) -> str:
 
 def _environment(models: Models, costs: Costs, settings: dict[str, Any]) -> dict[str, Any]:
     import torch
-    import transformers
 
-    import hf_specdec
+    from hf_specdec.bench.report import versions
 
     return {
         "target": settings["target"],
@@ -206,11 +205,7 @@ def _environment(models: Models, costs: Costs, settings: dict[str, Any]) -> dict
         "prompts": settings["limit"] or "all",
         "batch_size": settings["batch_size"],
         "date": date.today().isoformat(),
-        "versions": {
-            "hf_specdec": hf_specdec.__version__,
-            "transformers": transformers.__version__,
-            "torch": torch.__version__,
-        },
+        "versions": versions(),
         "costs": costs.to_dict(),
     }
 

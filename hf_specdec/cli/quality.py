@@ -219,20 +219,15 @@ def _report(
 
 def _environment(models: Models, packed: bool) -> dict[str, Any]:
     import torch
-    import transformers
 
-    import hf_specdec
+    from hf_specdec.bench.report import versions
 
     return {
         "device": str(models.target.device),
         "threads": torch.get_num_threads(),
         "linears": "packed where they are float32 on the CPU" if packed else "torch's own",
         "date": date.today().isoformat(),
-        "versions": {
-            "hf_specdec": hf_specdec.__version__,
-            "transformers": transformers.__version__,
-            "torch": torch.__version__,
-        },
+        "versions": versions(),
     }
 
 
