@@ -14,7 +14,6 @@ import re
 import shutil
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +25,11 @@ from hf_specdec.drafters import DraftVocabulary
 from hf_specdec.files import write_at_once
 from hf_specdec.networks import AutoDrafter
 from hf_specdec.networks.export import export_drafter
-from hf_specdec.quality.drafters.reproduction import Plan, windows
+from hf_specdec.quality.drafters.reproduction import Plan, step_logger, windows
 from hf_specdec.training.options import TrainingOptions
 from hf_specdec.training.recipes import RECIPES
 from hf_specdec.training.texts import Text
-from hf_specdec.training.trainer import StepLog, train
+from hf_specdec.training.trainer import train
 
 
 __all__ = ["TARGET_NAME", "bundle", "finished_drafters", "train_eagle3", "write_prompts"]
@@ -62,12 +61,8 @@ def train_eagle3(
         network = AutoDrafter.from_target(
             target, "eagle3", draft_token_ids=torch.tensor(known.token_ids), dtype=torch.float32
         )
-
-    def write(log: StepLog) -> None:
-        with (folder / "log.jsonl").open("a") as lines:
-            lines.write(json.dumps(asdict(log)) + "\n")
-
-    train(target, network, texts, RECIPES["eagle3"], options, out=folder, resume=True, on_step=write)
+    log = step_logger(folder / "log.jsonl")
+    train(target, network, texts, RECIPES["eagle3"], options, out=folder, resume=True, on_step=log)
     return export_drafter(network, folder)
 
 

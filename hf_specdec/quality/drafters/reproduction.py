@@ -37,7 +37,7 @@ from hf_specdec.training.texts import Text
 from hf_specdec.training.trainer import StepLog
 
 
-__all__ = ["Plan", "reproduce", "windows"]
+__all__ = ["Plan", "reproduce", "step_logger", "windows"]
 
 Show = Callable[[str, int, int], None]
 
@@ -168,7 +168,7 @@ class _Workshop:
             resume=True,
             observer=self.kept,
             evaluate=lambda: self._tau(network),
-            on_step=_logger(folder / "log.jsonl", lambda log: self.progress(folder.name, log.step, steps)),
+            on_step=step_logger(folder / "log.jsonl", lambda log: self.progress(folder.name, log.step, steps)),
         )
         export_drafter(network, folder)
         return network
@@ -220,8 +220,9 @@ def _texts(
     return [Text(tuple(row), plan.prompt_tokens) for row in rows]
 
 
-def _logger(file: Path, show: Callable[[StepLog], None]) -> Callable[[StepLog], None]:
-    """Writes a line for each step, and shows it."""
+def step_logger(file: Path, show: Callable[[StepLog], None] = lambda log: None) -> Callable[[StepLog], None]:
+    """Writes a line for each step, and shows it. Half a line that a killed run left is taken away first."""
+    mended_lines(file)
 
     def write(log: StepLog) -> None:
         with file.open("a") as lines:
