@@ -176,9 +176,7 @@ def pack_linears(model: nn.Module, *, tied_head: bool = False, small: bool = Fal
             if parameter is not None:
                 owners[id(parameter)] = owners.get(id(parameter), 0) + 1
     for name, module in list(model.named_modules()):
-        if (
-            type(module) is not nn.Linear and type(module) is not SharedLinear
-        ):  # other subclasses compute something else
+        if type(module) not in (nn.Linear, SharedLinear):  # other subclasses compute something else
             continue
         reason = problem or _reason_to_stay_dense(module, small)
         if reason is not None:

@@ -164,9 +164,8 @@ def reduce_head(model: Any, token_ids: tuple[int, ...], more: tuple[int, ...] = 
 def _head(model: Any) -> Any:
     plain = undecorated_model(model)
     head = plain.get_output_embeddings()
-    if type(head) is not nn.Linear and not isinstance(
-        head, PackedLinear | SharedLinear
-    ):  # other subclasses compute something else
+    # Other subclasses of nn.Linear compute something else.
+    if type(head) is not nn.Linear and not isinstance(head, PackedLinear | SharedLinear):
         raise UnsupportedModelError(
             f"the output head of {type(plain).__name__} is a {type(head).__name__} and no plain linear layer, so it cannot be "
             "reduced. Drop draft_vocabulary"

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 __all__ = ["self_draft"]
 
 _LEAST_GAIN = 1.02  # below this a prediction is no gain
-_ABLATED = 3  # exits that an ablation needs
 
 
 @reports_errors
@@ -55,7 +54,7 @@ def self_draft(
 ) -> None:
     """Find exits, annealing, threshold, depth and width by replaying what exits say along the model's own answers."""
     from hf_specdec import ExitHeads, SelfDraftConfig
-    from hf_specdec.training.exit_heads import Observer, best_policy, trace_exits
+    from hf_specdec.training.exit_heads import FEWEST_EXITS, Observer, best_policy, trace_exits
 
     prompts = read_texts(data, field, limit)
     models = load_models(target, None, dtype=dtype)
@@ -65,9 +64,9 @@ def self_draft(
             heads = heads.to(models.target.device).eval()
             heads.check_target(models.target)
         observer = Observer(models.target, _layers(exits, heads, models.target))
-        if ablation and len(observer.exits) < _ABLATED:
+        if ablation and len(observer.exits) < FEWEST_EXITS:
             raise CommandError(
-                f"--ablation needs {_ABLATED} exits or more, got {list(observer.exits)}: name more with --exits, or drop it"
+                f"--ablation needs {FEWEST_EXITS} exits or more, got {list(observer.exits)}: name more with --exits, or drop it"
             )
         depth, traces = len(observer.layers), []
         with progress_bar("Reading") as show:

@@ -1,6 +1,6 @@
 """Fitting exit heads to a frozen target."""
 
-from hf_specdec.training.exit_heads.ablation import ablate, precision_at_coverage
+from hf_specdec.training.exit_heads.ablation import FEWEST_EXITS, ablate, precision_at_coverage
 from hf_specdec.training.exit_heads.agreement import ExitAgreement, measure_agreement
 from hf_specdec.training.exit_heads.fitting import fit_exit_heads
 from hf_specdec.training.exit_heads.observing import Observation, Observer
@@ -10,6 +10,7 @@ from hf_specdec.training.exit_heads.ridge import NormalEquations
 
 
 __all__ = [
+    "FEWEST_EXITS",
     "ExitAgreement",
     "ExitTrace",
     "FitLog",

@@ -18,12 +18,13 @@ from hf_specdec.training.exit_heads.replay import (
     ExitTrace,
     LayerCosts,
     Replayed,
-    replay,
+    best_of,
 )
 
 
-__all__ = ["COVERAGES", "ablate", "precision_at_coverage"]
+__all__ = ["COVERAGES", "FEWEST_EXITS", "ablate", "precision_at_coverage"]
 
+FEWEST_EXITS = 3  # that an ablation needs
 COVERAGES = (0.3, 0.5, 0.7, 0.9)
 _UNBOUNDED = 32  # drafts in a round that only a hard token ends
 
@@ -47,7 +48,7 @@ def ablate(
     Raises:
         [`InvalidConfigError`]: If there are no traces, or fewer than three exits.
     """
-    if not traces or len(exits) < 3:
+    if not traces or len(exits) < FEWEST_EXITS:
         raise InvalidConfigError(
             f"an ablation needs texts and three exits or more, got {len(traces)} and {list(exits)}"
         )
@@ -57,13 +58,7 @@ def ablate(
         "no depth bound": (exits[-1:], ANNEALINGS, WIDTHS),
         "no width bound": (exits, ANNEALINGS, (_UNBOUNDED,)),
     }
-    return {
-        name: max(
-            (replay(traces, policy, num_layers, costs) for policy in _policies(exits, *grid)),
-            key=lambda each: each.speed_up,
-        )
-        for name, grid in parts.items()
-    }
+    return {name: best_of(traces, _policies(exits, *grid), num_layers, costs) for name, grid in parts.items()}
 
 
 def precision_at_coverage(

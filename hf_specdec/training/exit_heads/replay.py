@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import combinations, product
 from typing import Any, final
@@ -17,7 +17,7 @@ from hf_specdec.training.exit_heads.observing import Observer
 from hf_specdec.training.texts import Text
 
 
-__all__ = ["ExitTrace", "LayerCosts", "Replayed", "best_policy", "replay", "trace_exits"]
+__all__ = ["ExitTrace", "LayerCosts", "Replayed", "best_of", "best_policy", "replay", "trace_exits"]
 
 ANNEALINGS = (0.0, 0.5, 1.0)
 THRESHOLDS = (0.0, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9)
@@ -165,8 +165,14 @@ def best_policy(traces: Sequence[ExitTrace], exits: Sequence[int], num_layers: i
     """
     if not traces:
         raise InvalidConfigError("there are no texts to replay")
-    found = [replay(traces, policy, num_layers, costs) for policy in _policies(exits)]
-    return max(found, key=lambda each: each.speed_up)
+    return best_of(traces, _policies(exits), num_layers, costs)
+
+
+def best_of(
+    traces: Sequence[ExitTrace], policies: Iterable[ExitPolicy], num_layers: int, costs: LayerCosts
+) -> Replayed:
+    """The one of these policies with the largest predicted speed-up."""
+    return max((replay(traces, policy, num_layers, costs) for policy in policies), key=lambda each: each.speed_up)
 
 
 def _policies(exits: Sequence[int]) -> Iterator[ExitPolicy]:
