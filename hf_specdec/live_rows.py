@@ -44,6 +44,7 @@ def everyone(round_: Round, rows: Tensor, batch_size: int) -> Round:
         stretches=stretches,
         events={name: _spread(counts, rows, batch_size) for name, counts in round_.events.items()},
         marks={name: _spread(values, rows, batch_size) for name, values in round_.marks.items()},
+        num_rows=len(rows),
         **optional,
     )
 

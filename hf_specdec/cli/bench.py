@@ -193,12 +193,13 @@ def _environment(models: Models, costs: Costs, settings: dict[str, Any]) -> dict
     import torch
 
     from hf_specdec.bench.report import versions
+    from hf_specdec.placement import device_of
 
     return {
         "target": settings["target"],
         "assistant": settings["assistant"],
         "dtype": settings["dtype"],
-        "device": str(models.target.device),
+        "device": str(device_of(models.target)),
         "threads": torch.get_num_threads(),
         "baseline": "eager, packed linears" if settings["packed"] else "eager",
         "decoding": f"{_law(settings)}, {settings['max_new_tokens']} new tokens at most, EOS on",

@@ -54,6 +54,7 @@ def self_draft(
 ) -> None:
     """Find exits, annealing, threshold, depth and width by replaying what exits say along the model's own answers."""
     from hf_specdec import ExitHeads, SelfDraftConfig
+    from hf_specdec.placement import device_of
     from hf_specdec.training.exit_heads import FEWEST_EXITS, Observer, best_policy, trace_exits
 
     prompts = read_texts(data, field, limit)
@@ -61,7 +62,7 @@ def self_draft(
     with quiet():
         heads = None if exit_heads is None else ExitHeads.from_pretrained(exit_heads, use_safetensors=True)
         if heads is not None:
-            heads = heads.to(models.target.device).eval()
+            heads = heads.to(device_of(models.target)).eval()
             heads.check_target(models.target)
         observer = Observer(models.target, _layers(exits, heads, models.target))
         if ablation and len(observer.exits) < FEWEST_EXITS:
@@ -119,9 +120,10 @@ def _answer(target: Any, prompt: list[int], max_new_tokens: int) -> Any:
     """The model's own answer; None where it is too short to draft in."""
     import torch
 
+    from hf_specdec.placement import device_of
     from hf_specdec.training.texts import Text
 
-    ids = torch.tensor([prompt], device=target.device)
+    ids = torch.tensor([prompt], device=device_of(target))
     tokens = target.generate(
         input_ids=ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=max_new_tokens
     )[0].tolist()
@@ -135,10 +137,11 @@ def _costs(target: Any, observer: Observer) -> LayerCosts:
     import torch
 
     from hf_specdec.bench.costs import measure_costs
+    from hf_specdec.placement import device_of
     from hf_specdec.training.exit_heads import LayerCosts
 
     passes = measure_costs(target, None, prefix_length=64, widest=5)
-    states = torch.zeros(1, 1, target.config.get_text_config(decoder=True).hidden_size, device=target.device)
+    states = torch.zeros(1, 1, target.config.get_text_config(decoder=True).hidden_size, device=device_of(target))
     seconds = []
     with torch.no_grad():
         for _ in range(5):

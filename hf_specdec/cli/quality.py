@@ -221,9 +221,10 @@ def _environment(models: Models, packed: bool) -> dict[str, Any]:
     import torch
 
     from hf_specdec.bench.report import versions
+    from hf_specdec.placement import device_of
 
     return {
-        "device": str(models.target.device),
+        "device": str(device_of(models.target)),
         "threads": torch.get_num_threads(),
         "linears": "packed where they are float32 on the CPU" if packed else "torch's own",
         "date": date.today().isoformat(),

@@ -13,6 +13,7 @@ from torch import Tensor
 from hf_specdec.acceptance import FEATURES
 from hf_specdec.bench.batched import eos_token_ids, pad_left, until_end
 from hf_specdec.cospec.rollouts import Decision, Rollouts
+from hf_specdec.placement import device_of
 
 
 __all__ = ["Labelled", "label_mismatches"]
@@ -76,7 +77,9 @@ def _continued(rollouts: Rollouts, prompt: list[int], text: list[int], chosen: l
         return []
     target: Any = rollouts.target
     starts = [prompt + text[: each.column - len(prompt)] + [each.drafted] for each in chosen]
-    inputs = pad_left(starts, 0 if target.config.pad_token_id is None else target.config.pad_token_id, target.device)
+    inputs = pad_left(
+        starts, 0 if target.config.pad_token_id is None else target.config.pad_token_id, device_of(target)
+    )
     eos = eos_token_ids(target)
     room = max(rollouts.max_new_tokens - min(map(len, starts)) + len(prompt), 1)
     out = target.generate(**inputs, do_sample=False, max_new_tokens=room, pad_token_id=0)

@@ -16,6 +16,7 @@ from hf_specdec.acceptance.exact import exact_acceptance, exact_replacement
 from hf_specdec.acceptance.gates import allowed, mismatched
 from hf_specdec.bench.batched import eos_token_ids, until_end
 from hf_specdec.cospec.reinforce import Episode
+from hf_specdec.placement import device_of
 from hf_specdec.records import Evidence, Judged, Outcome
 
 
@@ -129,7 +130,7 @@ class Rollouts:
     def decode(self, prompt: int, number: int) -> tuple[list[list[int]], list[list[Decision]], Any]:
         """The new tokens of each text, the decisions in them, and the statistics of the run."""
         rule = ArbitrationSampler(self.policy, self.floor_ratio, [[] for _ in range(number)])
-        ids = torch.tensor([list(self.prompts[prompt])] * number, device=self.target.device)
+        ids = torch.tensor([list(self.prompts[prompt])] * number, device=device_of(self.target))
         seeds = [(self.seed << 32) + self.num_texts + row for row in range(number)]
         self.num_texts += number
         config = SpeculativeConfig(

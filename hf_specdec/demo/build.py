@@ -14,7 +14,9 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from . import checkpoint, corpus, tokenizer
+from hf_specdec.training.checkpoints import latest_checkpoint, load_checkpoint, save_checkpoint
+
+from . import corpus, tokenizer
 from .export import save_pair
 from .polish import Polish, greedy_agreement, polish_draft
 from .shape import CHOSEN, DRAFT_LAYERS, VOCAB_SIZE, Shape
@@ -60,7 +62,9 @@ def build(
         probe = Trainer(shape, DRAFT_LAYERS, len(tok), recipe, train_ids, test_ids)
         recipe = replace(recipe, steps=kept_steps(checkpoints, minutes, probe))
     trainer = Trainer(shape, DRAFT_LAYERS, len(tok), recipe, train_ids, test_ids)
-    state = checkpoint.load(checkpoints, trainer.pair, trainer.optimizer) or {"step": 0, "history": []}
+    state: dict = {"step": 0, "history": []}
+    if (latest := latest_checkpoint(checkpoints)) is not None:
+        state = load_checkpoint(latest, trainer.pair, trainer.optimizer)
     state = run(trainer, state, checkpoints, min(stop_at or recipe.steps, recipe.steps), console)
     if state["step"] == recipe.steps:
         console.print("distilling the draft on the target's own text")
@@ -96,7 +100,7 @@ def run(trainer: Trainer, state: dict, checkpoints: Path, stop_at: int, console:
                 history.append({"step": done, **trainer.evaluate()})
                 console.print(time.strftime("%H:%M:%S"), history[-1])
             if time.monotonic() - saved > recipe.checkpoint_seconds or done == stop_at:
-                checkpoint.save(checkpoints, done, trainer.pair, trainer.optimizer, {"history": history})
+                save_checkpoint(checkpoints, done, trainer.pair, trainer.optimizer, {"history": history}, keep=1)
                 saved = time.monotonic()
     return {"step": max(state["step"], stop_at), "history": history}
 

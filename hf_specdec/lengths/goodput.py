@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections import deque
 from dataclasses import dataclass
 from typing import final
@@ -12,17 +11,17 @@ import torch
 from hf_specdec.errors import InvalidConfigError
 from hf_specdec.lengths.costs import CostTable
 from hf_specdec.lengths.forecast import GoodputForecast, is_free
+from hf_specdec.lengths.measured import MeasuredCosts
 from hf_specdec.lengths.track_record import TrackRecord
 from hf_specdec.records import Budget, Round
 
 
 __all__ = ["GoodputLength"]
 
-_WINDOW = 9  # measurements whose median counts
-_ROW = 0.02  # of a plain step: what each further token of a pass is taken to cost while only plain steps were measured
 _PLAIN = 3  # plain steps to measure where drafting gains little: the first may be slow for reasons of its own
 _CLEAR = 1.5  # advantage over plain decoding from which that is not worth a round
 _SPACING = 8  # rounds between these plain steps
+_SECOND = 3  # rounds before the second of them
 _SLIGHT = 1.2  # advantage up to which plain steps are measured until their median is sound
 _TRIAL = 1.5  # plain steps that the pass over a free draft on trial may cost
 _FAMILIAR = 0.7  # share of a match's doubt that each further token of it leaves
@@ -87,8 +86,8 @@ class GoodputSchedule:
         self.batch_size = batch_size
         self.num_rounds = 0
         self._records: dict[str, TrackRecord] = {}
-        self._passes: dict[int, deque[float]] = {}
-        self._draft_steps: deque[float] = deque(maxlen=_WINDOW)
+        self._measured = MeasuredCosts(controller.longest)
+        self._num_rows = batch_size  # of the latest pass
         self._recent: deque[tuple[float, float]] = deque(maxlen=_SPACING)  # tokens per row, and seconds, of rounds
         self._kind = "model"
 
@@ -112,18 +111,12 @@ class GoodputSchedule:
         """Frozen costs, or the medians so far."""
         if self.controller.costs is not None:
             return self.controller.costs
-        passes = [(width, statistics.median_low(self._passes[width])) for width in sorted(self._passes)]
-        width, seconds = passes[0]
-        if len(passes) == 1:
-            more = self.controller.longest
-            passes.append((width + more, seconds * (1.0 + _ROW * self.batch_size * more)))
-        step = statistics.median_low(self._draft_steps) if self._draft_steps else 0.25 * seconds
-        return CostTable(step, tuple(passes))
+        return self._measured.table(self._num_rows)
 
     def observe(self, round_: Round) -> None:
         self.num_rounds += 1
-        width = int(round_.num_drafted.max())
-        self._passes.setdefault(width + 1, deque(maxlen=_WINDOW)).append(round_.verify_seconds)
+        self._num_rows = self.batch_size if round_.num_rows is None else round_.num_rows
+        self._measured.add_pass(self._num_rows, int(round_.num_drafted.max()) + 1, round_.verify_seconds)
         emitted = [len(row) for row in round_.emitted if row]
         self._recent.append((sum(emitted) / max(len(emitted), 1), round_.draft_seconds + round_.verify_seconds))
         seen: set[str] = set()
@@ -141,7 +134,7 @@ class GoodputSchedule:
                 steps = steps if is_free(kind) else max(steps, length)
                 seen.add(kind)
         if steps:
-            self._draft_steps.append(round_.draft_seconds / steps)
+            self._measured.add_steps(self._num_rows, steps, round_.draft_seconds)
         costs = self.costs()
         for kind in sorted(seen):
             self._judge(kind, costs)
@@ -149,8 +142,13 @@ class GoodputSchedule:
 
     def _measures_plain(self, forecast: GoodputForecast) -> bool:
         """Whether the round should show once more what a plain step costs."""
-        count = len(self._passes.get(1, ()))
-        if self.controller.costs is not None or not 0 < count < _WINDOW or self.num_rounds < count * _SPACING:
+        count = self._measured.num_plain(self._num_rows)
+        if self.controller.costs is not None or not 0 < count < self._measured.enough:
+            return False
+        if count == 1:
+            # Only if drafting gains so much that a first reading of twice the truth makes no difference, it is not worth it.
+            return self.num_rounds >= _SECOND and forecast.value_of_time < 2 * _CLEAR * forecast.plain_speed
+        if self.num_rounds < count * _SPACING:
             return False
         if count < _PLAIN:
             return forecast.value_of_time < _CLEAR * forecast.plain_speed

@@ -12,6 +12,7 @@ from typing import Any, Protocol, final
 import torch
 
 from hf_specdec.errors import InvalidConfigError
+from hf_specdec.placement import device_of
 
 
 __all__ = ["CheckReward", "LikelihoodReward", "RewardGuided", "Step", "StepReward"]
@@ -49,7 +50,7 @@ class LikelihoodReward:
     def __call__(self, step: Step) -> float:
         if not step.tokens:
             return 0.0
-        ids = torch.tensor([step.prefix + step.tokens], device=step.target.device)
+        ids = torch.tensor([step.prefix + step.tokens], device=device_of(step.target))
         logits = step.target(ids).logits[0, len(step.prefix) - 1 : -1].float()
         chosen = torch.tensor(step.tokens, device=logits.device)[:, None]
         return math.exp(float(logits.log_softmax(-1).gather(-1, chosen).mean()))

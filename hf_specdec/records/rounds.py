@@ -42,6 +42,7 @@ class Round:
             tree; `num_drafted` then counts nodes.
         marks (`dict[str, torch.Tensor]`): What a rule that explains itself says of each judged position, of shape
             `(batch, width)`: `rescued` (bool) and `step_tv` (NaN where unknown).
+        num_rows (`int`, *optional*): Rows of the forward pass; fewer than the batch once finished rows have left.
     """
 
     emitted: Sequence[Sequence[int]]
@@ -61,6 +62,7 @@ class Round:
     path: Tensor | None = None
     longest: Tensor | None = None
     marks: Mapping[str, Tensor] = field(default_factory=dict)
+    num_rows: int | None = None
 
     @property
     def kinds(self) -> Sequence[Sequence[tuple[str, int]]]:

@@ -10,6 +10,7 @@ import torch
 
 from hf_specdec import RCSDConfig
 from hf_specdec.networks import DraftNetwork
+from hf_specdec.placement import device_of
 
 
 __all__ = ["Measured", "acceptance_lengths", "measure"]
@@ -68,7 +69,7 @@ def measure(
     config = RCSDConfig(steps=steps, on_drafter_error="raise")
     found: dict[int, Measured] = {}
     for indices in _batches([len(prompt) for prompt in prompts], batch_size):
-        ids = torch.tensor([list(prompts[index]) for index in indices], device=target.device)
+        ids = torch.tensor([list(prompts[index]) for index in indices], device=device_of(target))
         output = target.generate(
             input_ids=ids,
             attention_mask=torch.ones_like(ids),

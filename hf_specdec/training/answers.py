@@ -13,6 +13,7 @@ import torch
 
 from hf_specdec.errors import InvalidConfigError
 from hf_specdec.files import mended_lines
+from hf_specdec.placement import device_of
 from hf_specdec.training.texts import Text
 
 
@@ -79,7 +80,7 @@ def _known(file: Path, max_new_tokens: int) -> dict[tuple[int, ...], list[int]]:
 
 
 def _answer(target: Any, prompt: list[int], max_new_tokens: int) -> list[int]:
-    ids = torch.tensor([prompt], device=target.device)
+    ids = torch.tensor([prompt], device=device_of(target))
     output = target.generate(
         input_ids=ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=max_new_tokens
     )

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, load_model, save_file, save_model
 from torch import Tensor, nn
 
 from hf_specdec.errors import InvalidConfigError
@@ -29,7 +30,7 @@ def save_checkpoint(
     Args:
         folder (`Path`): Folder of the run.
         step (`int`): Optimiser steps so far.
-        network (`nn.Module`): Its parameters and buffers are saved.
+        network (`nn.Module`): Its parameters and buffers are saved, tied ones once.
         optimizer (`torch.optim.Optimizer`): Its moments are saved, for the parameters that have some.
         state (`dict`): Anything that JSON can hold.
         keep (`int`): How many checkpoints are left; older ones are deleted.
@@ -39,7 +40,7 @@ def save_checkpoint(
         shutil.rmtree(stale)
     final, unfinished = folder / f"{_PREFIX}{step:08d}", folder / f"{_UNFINISHED}{step:08d}"
     unfinished.mkdir()
-    save_file({name: value.contiguous() for name, value in network.state_dict().items()}, unfinished / _WEIGHTS)
+    save_model(network, str(unfinished / _WEIGHTS))
     save_file(_moments(optimizer), unfinished / _OPTIMIZER)
     (unfinished / _STATE).write_text(json.dumps({"step": step} | state))
     for file in unfinished.iterdir():
@@ -60,14 +61,27 @@ def latest_checkpoint(folder: Path) -> Path | None:
     return next(reversed(_checkpoints(folder)), None)
 
 
-def load_checkpoint(checkpoint: Path, network: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+def load_checkpoint(
+    checkpoint: Path,
+    network: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    check: Callable[[dict[str, Any]], None] = lambda state: None,
+) -> dict[str, Any]:
     """Fills a network and an optimiser, and returns the saved state, with the number of steps as `step`.
+
+    Args:
+        checkpoint (`Path`): Its folder.
+        network (`nn.Module`): Receives the weights.
+        optimizer (`torch.optim.Optimizer`): Receives the moments.
+        check (`Callable`): Called with the saved state before anything is filled; it may refuse by raising.
 
     Raises:
         [`InvalidConfigError`]: If the checkpoint is that of another network.
     """
+    state: dict[str, Any] = json.loads((checkpoint / _STATE).read_text())
+    check(state)
     try:
-        network.load_state_dict(load_file(checkpoint / _WEIGHTS))
+        load_model(network, checkpoint / _WEIGHTS)
     except RuntimeError as error:
         raise InvalidConfigError(
             f"{checkpoint} is the checkpoint of another network; resume with the recipe and target that it was started with, "
@@ -81,7 +95,6 @@ def load_checkpoint(checkpoint: Path, network: nn.Module, optimizer: torch.optim
                 name.partition(".")[2]: moments[name].to(parameter.device if moments[name].ndim else "cpu")
                 for name in names
             }
-    state: dict[str, Any] = json.loads((checkpoint / _STATE).read_text())
     return state
 
 

@@ -15,6 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 from hf_specdec.errors import InvalidConfigError
 from hf_specdec.features import FeatureTap
 from hf_specdec.networks import DraftNetwork
+from hf_specdec.placement import device_of
 
 
 __all__ = ["Text", "TextBatch", "cut_texts", "digest_of", "observe"]
@@ -102,7 +103,7 @@ def observe(target: Any, network: DraftNetwork, texts: Sequence[Text]) -> TextBa
     places = torch.arange(tokens.shape[1])
     ends = torch.tensor([len(text.tokens) for text in texts])[:, None]
     starts = torch.tensor([text.num_prompt_tokens for text in texts])[:, None]
-    device = target.device
+    device = device_of(target)
     tap = FeatureTap(target, network.taps_of(target))
     with torch.no_grad(), tap.capture() as captured:
         outputs = target(input_ids=tokens.to(device), attention_mask=(places < ends).long().to(device), use_cache=False)

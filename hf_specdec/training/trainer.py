@@ -218,7 +218,14 @@ class _State:
         return state
 
     def _load(self, checkpoint: Path) -> None:
-        saved = load_checkpoint(checkpoint, self.trained, self.optimizer)
+        saved = load_checkpoint(checkpoint, self.trained, self.optimizer, lambda saved: self._check(saved, checkpoint))
+        self.step = saved["step"]
+        self.scheduler.load_state_dict(saved["scheduler"])
+        for group, rate in zip(self.optimizer.param_groups, self.scheduler.get_last_lr(), strict=True):
+            group["lr"] = rate
+
+    def _check(self, saved: dict[str, Any], checkpoint: Path) -> None:
+        """Refuses a checkpoint of another run before anything is filled from it."""
         if saved["options"] != self.about["options"]:
             raise InvalidConfigError(
                 f"{checkpoint} was written by a run with {saved['options']}, which cannot go on with {self.about['options']}: "
@@ -234,10 +241,6 @@ class _State:
                 f"{checkpoint} was written by a run on other texts or rounds, which cannot go on with these: resume with the "
                 "data as they were, or start anew in another folder"
             )
-        self.step = saved["step"]
-        self.scheduler.load_state_dict(saved["scheduler"])
-        for group, rate in zip(self.optimizer.param_groups, self.scheduler.get_last_lr(), strict=True):
-            group["lr"] = rate
 
     @property
     def num_steps(self) -> int:

@@ -19,6 +19,7 @@ from hf_specdec.demo.models import new_model
 from hf_specdec.demo.polish import Polish
 from hf_specdec.demo.shape import Shape
 from hf_specdec.demo.trainer import Recipe
+from hf_specdec.training.checkpoints import latest_checkpoint
 
 
 WEIGHTS = Path(corpus.__file__).parent / "weights"
@@ -79,10 +80,10 @@ def test_a_build_saves_a_pair_that_transformers_loads(sources, tmp_path):
 def test_a_killed_build_continues_to_the_same_weights(sources, tmp_path):
     run_build(sources, tmp_path / "whole")
     run_build(sources, tmp_path / "parts", stop_at=1)
-    assert json.loads((tmp_path / "parts/checkpoint/latest.json").read_text())["step"] == 1
+    assert latest_checkpoint(tmp_path / "parts/checkpoint").name == "checkpoint-00000001"
     run_build(sources, tmp_path / "parts")
-    for name in ("model.safetensors", "optimizer.safetensors"):
-        last = Path("checkpoint/step-0000002") / name
+    for name in ("weights.safetensors", "optimizer.safetensors"):
+        last = Path("checkpoint/checkpoint-00000002") / name
         whole, parts = (load_file(tmp_path / run / last) for run in ("whole", "parts"))
         assert whole.keys() == parts.keys()
         assert all(torch.equal(whole[key], parts[key]) for key in whole)

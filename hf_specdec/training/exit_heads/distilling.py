@@ -129,12 +129,14 @@ def _parameters(heads: ExitHeads, depth: int) -> list[Tensor]:
 def _load(
     checkpoint: Path, heads: ExitHeads, optimizer: torch.optim.Optimizer, scheduler: Any, options: FitOptions
 ) -> tuple[int, int]:
-    saved = load_checkpoint(checkpoint, heads, optimizer)
-    if saved["options"] != asdict(options):
-        raise InvalidConfigError(
-            f"{checkpoint} was written by a fit with {saved['options']}, which cannot go on with {asdict(options)}: resume "
-            "with the same options, or write to another folder"
-        )
+    def check(saved: dict[str, Any]) -> None:
+        if saved["options"] != asdict(options):
+            raise InvalidConfigError(
+                f"{checkpoint} was written by a fit with {saved['options']}, which cannot go on with {asdict(options)}: resume "
+                "with the same options, or write to another folder"
+            )
+
+    saved = load_checkpoint(checkpoint, heads, optimizer, check)
     scheduler.load_state_dict(saved["scheduler"])
     for group, rate in zip(optimizer.param_groups, scheduler.get_last_lr(), strict=True):
         group["lr"] = rate

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_specdec.layer_gate import find_layers
+from hf_specdec.placement import device_of
 from hf_specdec.reduced_head import reduce_head
 from hf_specdec.training.texts import Text
 
@@ -70,7 +71,7 @@ class Observer:
     @torch.no_grad()
     def observe(self, text: Text, *, whole: bool = False) -> Observation:
         """The target's states and logits along a text; with `whole`, logits of all ids whatever the vocabulary."""
-        ids = torch.tensor([text.tokens], device=self.target.device)
+        ids = torch.tensor([text.tokens], device=device_of(self.target))
         first, states = _first_position(text), dict[int, Tensor]()
         reader = self.target if whole else self.reader
         with self._capturing(states):
@@ -84,7 +85,7 @@ class Observer:
         Args:
             states (`torch.FloatTensor` of shape `(1, columns, hidden_size)`): The states; gradients flow to them.
         """
-        ids = torch.zeros(states.shape[:2], dtype=torch.long, device=self.target.device)
+        ids = torch.zeros(states.shape[:2], dtype=torch.long, device=device_of(self.target))
         result = (states,) if self._returns_tuple else states
         with _replaced(self.layers, result):
             logits: Tensor = self.reader(input_ids=ids, use_cache=False).logits.float()

@@ -10,6 +10,7 @@ import torch
 
 from hf_specdec import SpeculativeConfig
 from hf_specdec.networks import DraftNetwork
+from hf_specdec.placement import device_of
 from hf_specdec.training.rcsd.recorder import RoundRecorder
 from hf_specdec.training.rcsd.recording import Recording
 from hf_specdec.training.texts import Text
@@ -44,7 +45,7 @@ def roll_out(
         alike = list(same)
         for start in range(0, len(alike), batch_size):
             part = alike[start : start + batch_size]
-            ids = torch.tensor([text.tokens[: text.num_prompt_tokens] for text in part], device=target.device)
+            ids = torch.tensor([text.tokens[: text.num_prompt_tokens] for text in part], device=device_of(target))
             target.generate(
                 input_ids=ids,
                 attention_mask=torch.ones_like(ids),
