@@ -17,7 +17,7 @@ from hf_specdec.cli.texts import encode_prompt, read_texts
 
 
 if TYPE_CHECKING:
-    from hf_specdec.bench import Costs, Row
+    from hf_specdec.bench import Arm, Costs, Row
 
 
 __all__ = ["bench"]
@@ -75,9 +75,7 @@ def bench(
     Speeds are those of the decode phase; the prompts' forward passes are not in them. Costs of isolated forward passes are
     measured in the same run and give the predicted speed-up. Ctrl-C keeps what is done; --resume goes on.
     """
-    from hf_specdec.bench import Benchmark, measure_costs, parse_arm, summarize, write_report
-    from hf_specdec.drafters import DraftVocabulary
-    from hf_specdec.reduced_head import reduce_head
+    from hf_specdec.bench import parse_arm, summarize, write_report
 
     chosen = [parse_arm(name.strip(), draft_vocabulary) for name in arms.split(",")]
     models = load_models(
@@ -105,34 +103,10 @@ def bench(
         "packed": packed,
         "draft_vocabulary": None if draft_vocabulary is None else draft_vocabulary.name,
     }
-    summary: dict[str, Any] = {}
-    rows: dict[str, list[Row]] = {}
     with quiet():
-        reduced = None
-        if draft_vocabulary is not None and any(arm.reduced for arm in chosen):
-            reduced = reduce_head(models.assistant, DraftVocabulary.load(draft_vocabulary).token_ids)
-        costs = measure_costs(models.target, models.assistant, reduced_draft=reduced, batch_size=batch_size)
-        for path in data:
-            name = _name_of(path)
-            checkpoint = out.with_name(f"{out.name}.{name}.rows.jsonl")
-            _check_resumable(checkpoint, settings, resume)
-            texts = read_texts(path, field or _guess_field(path), limit)
-            prompts = [encode_prompt(models.tokenizer, text, chat) for text in texts]
-            benchmark = Benchmark(
-                models.target,
-                models.assistant,
-                models.tokenizer,
-                prompts,
-                chosen,
-                max_new_tokens,
-                checkpoint,
-                temperature=temperature or None,
-                seed=seed,
-                batch_size=batch_size,
-            )
-            with progress_bar(name) as show:
-                rows[name] = _run(benchmark, show)
-            summary[name] = summarize(rows[name], costs, sampled=temperature > 0)
+        costs = _costs(models, draft_vocabulary if any(arm.reduced for arm in chosen) else None, batch_size)
+        rows = {_name_of(path): _decode(models, chosen, path, out, settings, resume) for path in data}
+    summary = {name: summarize(each, costs, sampled=temperature > 0) for name, each in rows.items()}
     environment = _environment(models, costs, settings)
     paths = write_report(out, summary, rows if keep_rows else {}, environment)
     if as_json:
@@ -140,6 +114,41 @@ def bench(
     else:
         _print(summary)
         note("Written: " + ", ".join(str(path) for path in paths))
+
+
+def _costs(models: Models, vocabulary: Path | None, batch_size: int) -> Costs:
+    """Isolated costs, those of the draft model with a smaller head among them where an arm has one."""
+    from hf_specdec.bench import measure_costs
+    from hf_specdec.drafters import DraftVocabulary
+    from hf_specdec.reduced_head import reduce_head
+
+    reduced = None if vocabulary is None else reduce_head(models.assistant, DraftVocabulary.load(vocabulary).token_ids)
+    return measure_costs(models.target, models.assistant, reduced_draft=reduced, batch_size=batch_size)
+
+
+def _decode(
+    models: Models, arms: list[Arm], path: Path, out: Path, settings: dict[str, Any], resume: bool
+) -> list[Row]:
+    """The rows of one data set, those of an interrupted run among them."""
+    from hf_specdec.bench import Benchmark
+
+    checkpoint = out.with_name(f"{out.name}.{_name_of(path)}.rows.jsonl")
+    _check_resumable(checkpoint, settings, resume)
+    texts = read_texts(path, settings["field"] or _guess_field(path), settings["limit"])
+    benchmark = Benchmark(
+        models.target,
+        models.assistant,
+        models.tokenizer,
+        [encode_prompt(models.tokenizer, text, settings["chat"]) for text in texts],
+        arms,
+        settings["max_new_tokens"],
+        checkpoint,
+        temperature=settings["temperature"] or None,
+        seed=settings["seed"],
+        batch_size=settings["batch_size"],
+    )
+    with progress_bar(_name_of(path)) as show:
+        return _run(benchmark, show)
 
 
 def _run(benchmark: Any, show: Any) -> list[Row]:

@@ -21,11 +21,11 @@ from hf_specdec.records import Budget, Round
 
 __all__ = ["GoodputLength"]
 
-_PLAIN = 3  # plain steps to measure where drafting gains little: the first may be slow for reasons of its own
-_CLEAR = 1.5  # advantage over plain decoding from which that is not worth a round
-_SPACING = 8  # rounds between these plain steps
-_SECOND = 3  # rounds before the second of them
-_SLIGHT = 1.2  # advantage up to which plain steps are measured until their median is sound
+_SECOND = 3  # rounds before the second plain step: the first may be slow for reasons of its own
+_VAST = 3.0  # advantage over plain decoding from which that is not worth a round
+_PLAIN = 3  # plain steps to measure where drafting gains little
+_SPACING = 8  # rounds between these
+_SLIGHT = 1.1  # advantage up to which plain steps are measured until their median is sound
 _TRIAL = 1.5  # plain steps that the pass over a free draft on trial may cost
 _FAMILIAR = 0.7  # share of a match's doubt that each further token of it leaves
 _CERTAIN = 1.0
@@ -56,7 +56,7 @@ class GoodputLength:
 
     longest: int = 16
     costs: CostTable | None = None
-    prior: float = 0.7
+    prior: float = 0.8
     memory: float = 0.97
     first_pause: int = 16
     patience: float = 0.8
@@ -178,12 +178,11 @@ class GoodputSchedule:
         if self.controller.costs is not None or not 0 < count < self._measured.enough:
             return False
         if count == 1:
-            # Only if drafting gains so much that a first reading of twice the truth makes no difference, it is not worth it.
-            return self.num_rounds >= _SECOND and forecast.value_of_time < 2 * _CLEAR * forecast.plain_speed
+            return self.num_rounds >= _SECOND and forecast.value_of_time < _VAST * forecast.plain_speed
         if self.num_rounds < count * _SPACING:
             return False
         if count < _PLAIN:
-            return forecast.value_of_time < _CLEAR * forecast.plain_speed
+            return forecast.value_of_time < _SLIGHT * forecast.plain_speed
         tokens, seconds = (sum(each) for each in zip(*self._recent, strict=True))
         return tokens < _SLIGHT * forecast.plain_speed * seconds
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 __all__ = ["TrackRecord"]
 
 _PRIOR_WEIGHT = 2.5  # of the prior, in observations
-_LEAN = 4.0  # observations at which a position's own estimate counts as much as that of the position before it
+_LEAN = 16.0  # observations at which a position's own estimate counts as much as that of the position before it
 _LONGEST_PAUSE = 512
 _FADING = 0.3  # of the speed at which observations give way to newer ones, where there are none
 
@@ -35,8 +35,9 @@ class TrackRecord:
     _first_pause: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self._accepted = [self.prior * _PRIOR_WEIGHT] * self.longest
-        self._verified = [_PRIOR_WEIGHT] * self.longest
+        later = [0.0] * (self.longest - 1)
+        self._accepted = [self.prior * _PRIOR_WEIGHT, *later]
+        self._verified = [_PRIOR_WEIGHT, *later]
         self._first_pause = self.pause
 
     def observe(self, num_verified: int, num_accepted: int, weight: float = 1.0) -> None:
@@ -58,10 +59,13 @@ class TrackRecord:
         position before it."""
         rates: list[float] = []
         for accepted, verified in zip(self._accepted, self._verified, strict=True):
-            own = accepted / verified
-            own = min(1.0, own + optimism * math.sqrt(max(own * (1 - own), 0.01) / verified))
-            trust = verified / (verified + _LEAN)
-            rates.append(own if not rates else trust * own + (1 - trust) * rates[-1])
+            if verified > 0:
+                own = accepted / verified
+                own = min(1.0, own + optimism * math.sqrt(max(own * (1 - own), 0.01) / verified))
+                trust = verified / (verified + _LEAN) if rates else 1.0
+                rates.append(trust * own + (1 - trust) * (rates[-1] if rates else 0.0))
+            else:
+                rates.append(rates[-1])
         return tuple(rates)
 
     def rests(self, round_number: int) -> bool:

@@ -176,7 +176,7 @@ def test_a_first_plain_step_that_was_slow_is_measured_again():
         counts = [torch.tensor([value]) for value in (length, min(length, 1), 0 if number % 2 else min(length, 1))]
         seconds = 1.4 if number == 0 else 1.0 + 0.02 * length
         schedule.observe(round_of(1 + int(counts[2]), counts, 0.25 * length, seconds))
-    assert plain >= 3
+    assert plain >= 2
     assert schedule.costs().pass_seconds(1) == 1.0
 
 
