@@ -46,12 +46,15 @@ class GoodputForecast:
         rates (`Mapping[str, tuple[float, ...]]`): Acceptance by position of each kind that may draft now.
         kind (`str`): The kind that the model drafts, or any drafter without alternatives.
         longest (`int`): Longest draft.
+        on_trial (`bool`): Whether the model drafts one token whatever is expected of it: what made it rest may have been a
+            slow moment.
     """
 
     costs: CostTable
     rates: Mapping[str, tuple[float, ...]]
     kind: str
     longest: int
+    on_trial: bool = False
 
     @cached_property
     def expected(self) -> Mapping[str, tuple[float, ...]]:
@@ -68,6 +71,8 @@ class GoodputForecast:
         """The length with the largest expected tokens per second for a drafter without alternatives."""
         if self.kind not in self.rates:
             return 0
+        if self.on_trial and not is_free(self.kind):
+            return 1
         expected = self.expected[self.kind]
         goodput = [expected[n] / self.seconds(n, 0 if is_free(self.kind) else n) for n in range(self.longest + 1)]
         return max(range(self.longest + 1), key=lambda n: (goodput[n], -n))
@@ -96,6 +101,8 @@ class GoodputForecast:
         self, offers: Sequence[tuple[str, int] | None], *, with_model: bool, weights: Sequence[float] | None = None
     ) -> Plan:
         with_model = with_model and self.kind in self.rates
+        if with_model and self.on_trial:
+            return Plan([0] * len(offers), [1] * len(offers))
         worth = self.value_of_time if with_model else self.plain_speed
         best = ([0] * len(offers), [0] * len(offers))
         weights = [1.0] * len(offers) if weights is None else weights

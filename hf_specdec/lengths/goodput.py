@@ -115,7 +115,9 @@ class GoodputSchedule:
         costs = self.costs()
         kinds = {self._kind, *(f"ngram-{size}" for size in range(1, self.controller.longest + 1)), *self._records}
         rates = {kind: rates for kind in sorted(kinds) if (rates := self._rates(kind, costs)) is not None}
-        return GoodputForecast(costs, rates, self._kind, self.controller.longest)
+        record = self._record(self._kind)
+        on_trial = record.resume_at is not None and not record.rests(self.num_rounds)
+        return GoodputForecast(costs, rates, self._kind, self.controller.longest, on_trial)
 
     def costs(self) -> CostTable:
         """Frozen costs, or the medians so far."""

@@ -16,6 +16,7 @@ _WINDOW = 9  # measurements whose median counts
 _TOKEN = (
     0.02  # of a plain step: what each further token of a pass is taken to cost while only plain steps were measured
 )
+_SOUND = 3  # measurements of which one that went wrong is not the median
 _STEP = 0.25  # of a plain step: what a draft step is taken to cost before one was measured
 
 
@@ -60,10 +61,14 @@ class MeasuredCosts:
 
     def _known(self) -> list[tuple[int, float]]:
         """Medians by tokens fed. A slow reading is more likely than a fast one, so no pass is taken to cost more than one that
-        was fed more."""
+        was fed more, and what was measured once or twice counts only if as many narrow passes would not have been faster."""
         result: list[tuple[int, float]] = []
+        narrowest = min(self._passes)
+        lowest = statistics.median_low(self._passes[narrowest])
         for tokens in sorted(self._passes, reverse=True):
             seconds = statistics.median_low(self._passes[tokens])
+            if len(self._passes[tokens]) < _SOUND and seconds * narrowest > lowest * tokens:
+                continue
             result.append((tokens, min(seconds, result[-1][1]) if result else seconds))
         result.reverse()
         if len(result) == 1:

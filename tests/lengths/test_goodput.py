@@ -180,6 +180,30 @@ def test_a_first_plain_step_that_was_slow_is_measured_again():
     assert schedule.costs().pass_seconds(1) == 1.0
 
 
+def test_one_pass_that_took_ages_does_not_end_drafting_for_good():
+    schedule, lengths = GoodputLength().start(1), []
+    for number in range(80):
+        length = int(schedule.next_budget().max_tokens[0])
+        counts = [torch.tensor([length])] * 3
+        verifying = 40.0 if number == 1 else 1.0 + 0.02 * length
+        schedule.observe(round_of(1 + length, counts, 0.2 * length, verifying))
+        lengths.append(length)
+    assert lengths[1] > 0
+    assert statistics.mean(lengths[20:]) > 4
+
+
+def test_slow_draft_steps_do_not_end_drafting_for_good():
+    schedule, lengths = GoodputLength().start(1), []
+    for number in range(80):
+        length = int(schedule.next_budget().max_tokens[0])
+        counts = [torch.tensor([length])] * 3
+        drafting = (40.0 if number < 4 else 0.2) * length
+        schedule.observe(round_of(1 + length, counts, drafting, 1.0 + 0.02 * length))
+        lengths.append(length)
+    assert lengths[4:16].count(0) > 8  # it looks as if nothing paid
+    assert statistics.mean(lengths[50:]) > 4
+
+
 def test_a_clear_gain_is_interrupted_once():
     """The second plain step tells a slow first one from a gain; more would be wasted."""
     _, lengths = simulate(0.95, 0.02)

@@ -38,7 +38,8 @@ def test_what_many_rows_showed_holds_for_few():
 def test_fewer_tokens_cost_at_least_their_share():
     costs = MeasuredCosts(longest=4)
     costs.add_pass(8, 1, 0.8)
-    costs.add_pass(8, 2, 4.0)
+    for _ in range(3):
+        costs.add_pass(8, 2, 4.0)
     assert costs.table(1).pass_seconds(1) == pytest.approx(0.1)
 
 
@@ -51,3 +52,13 @@ def test_before_a_draft_step_was_measured_it_is_taken_for_a_quarter_of_a_plain_s
     assert costs.table(2).draft_step == 0.4
     assert costs.table(1).draft_step == 0.3
     assert costs.table(5).draft_step == 0.4
+
+
+def test_what_was_measured_once_counts_only_if_narrow_passes_would_not_have_been_faster():
+    costs = MeasuredCosts(longest=4)
+    costs.add_pass(1, 1, 1.0)
+    costs.add_pass(1, 3, 3.5)
+    assert costs.table(1).pass_seconds(3) == pytest.approx(1.04)  # as if it had not been measured
+    for _ in range(2):
+        costs.add_pass(1, 3, 3.5)
+    assert costs.table(1).pass_seconds(3) == pytest.approx(3.5)
