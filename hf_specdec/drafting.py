@@ -143,6 +143,7 @@ def drafting_of(
     settings = partial(_settings, generation_config)
     self_draft = self_draft_of(config, assistant, model)
     if self_draft is not None:
+        stats.events["exit_depths"] = {}  # a histogram, also where nothing is drafted
         gate = self_draft.gate(model, generation_config, synced_gpus)
         return _self_drafting(self_draft, model, gate, settings, _twin_for(config, model, generation_config, tokenizer))
     if isinstance(assistant, str | PathLike):
