@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
+from collections.abc import Collection
 from typing import Any
 
 from hf_specdec.bench.costs import Costs
-from hf_specdec.bench.replay import best_constant, oracle_seconds, replay_seconds, sources_of
+from hf_specdec.bench.replay import PRICED, best_constant, oracle_seconds, replay_seconds, sources_of
 from hf_specdec.bench.runner import Row
 
 
 __all__ = ["predicted_speedup", "summarize"]
 
 
-def summarize(rows: list[Row], costs: Costs | None, *, sampled: bool = False) -> dict[str, dict[str, Any]]:
+def summarize(
+    rows: list[Row], costs: Costs | None, *, sampled: bool = False, unpriced: Collection[str] = ()
+) -> dict[str, dict[str, Any]]:
     """Figures of each arm.
 
     Args:
         rows (`list[Row]`): The rows of one data set.
         costs ([`Costs`], *optional*): Isolated costs, for what they predict.
         sampled (`bool`): Whether the texts were sampled, so that equal texts are not to be expected.
+        unpriced (`Collection[str]`): Arms whose draft steps `costs` does not know. What drafts for itself or in trees is none of
+            them either.
 
     Returns:
         By arm: `tokens_per_second` (decode phase, all prompts together), `speedup` (median over prompts of the ratio to
@@ -42,7 +47,7 @@ def summarize(rows: list[Row], costs: Costs | None, *, sampled: bool = False) ->
         summary[name] = _speeds(own, plain, sampled)
         if own[0].stats:
             summary[name] |= _counts(own)
-            if costs is not None:
+            if costs is not None and name not in unpriced and sources_of(own) <= PRICED:
                 summary[name] |= _predictions(own, rows, plain, costs.reduced if "-reduced" in name else costs)
                 summary[name]["loop_efficiency"] = summary[name]["speedup"] / summary[name]["predicted_speedup"]
     _add_ceilings(summary, {name: sources_of(row for row in rows if row.arm == name) for name in summary})
