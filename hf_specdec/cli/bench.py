@@ -90,8 +90,9 @@ def bench(
         vocabulary = DraftVocabulary.load(draft_vocabulary)
     texts = _read(data, field, limit)
     settings = {
-        "target": target,
-        "assistant": assistant,
+        "target": Path(target).name,
+        "assistant": None if assistant is None else Path(assistant).name,
+        "models": [target, assistant],
         "arms": arms,
         "configs": {arm.name: arm.config.to_dict() for arm in chosen if arm.config is not None},
         "data": [path.name for path in data],
@@ -177,12 +178,12 @@ class _Checkpoint:
         self.kept.write_text(json.dumps(self._all()), encoding="utf-8")
 
     def refuse_another_run(self) -> None:
-        """An old checkpoint is continued only by the same command."""
+        """An old checkpoint is continued only by the same command; settings that it does not name are not compared."""
         if not self.kept.exists():
             return
         before = json.loads(self.kept.read_text(encoding="utf-8"))
         now = json.loads(json.dumps(self._all()))
-        if other := [name for name, value in now.items() if before.get(name) != value]:
+        if other := [name for name, value in now.items() if before.get(name, value) != value]:
             raise CommandError(
                 f"{self.rows.name} belongs to a run with other {', '.join(other)}: run without --resume"
             )
@@ -293,9 +294,9 @@ def _environment(models: Models, costs: Costs, settings: dict[str, Any]) -> dict
 
 
 def _named(role: str, name: str | None, model: Any) -> dict[str, Any]:
-    """A model by the last part of its name, and by its revision where it was loaded from the Hub."""
+    """A model by its name, and by its revision where it was loaded from the Hub."""
     revision = getattr(getattr(model, "config", None), "_commit_hash", None)
-    return {role: None if name is None else Path(name).name} | ({f"{role}_revision": revision} if revision else {})
+    return {role: name} | ({f"{role}_revision": revision} if revision else {})
 
 
 def _is_packed(model: Any) -> bool:

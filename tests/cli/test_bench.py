@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -220,8 +221,9 @@ def test_resuming_with_other_models_prompts_or_configs_is_refused(pair, data, tm
         return " ".join(run(*options, code=2).stderr.split())
 
     assert "other quantization" in refused(*command, "--quantization", "8bit")
-    swapped = [pair.target if each == pair.draft else each for each in command]
-    assert "other assistant" in refused(*swapped)
+    shutil.copytree(pair.draft, tmp_path / "draft")  # another folder of the same name
+    swapped = [tmp_path / "draft" if each == pair.draft else each for each in command]
+    assert "other models" in refused(*swapped)
     EASDConfig(top_n=4).save_pretrained(tmp_path / "config")
     assert "other configs" in refused(*command)
     EASDConfig(top_n=3).save_pretrained(tmp_path / "config")
