@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import Any, Literal
 
@@ -9,13 +10,15 @@ import torch
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedModel
 
 from hf_specdec.errors import InvalidConfigError
-from hf_specdec.linear import PackedLinear, pack_linears
+from hf_specdec.linear import PackedLinear, pack_linears, packing_problem
 from hf_specdec.networks.auto import AutoDrafter
 from hf_specdec.networks.checkpoint import is_draft_checkpoint
 from hf_specdec.placement import device_of
 
 
 __all__ = ["load_assistant", "load_model"]
+
+logger = logging.getLogger(__name__)
 
 
 def load_model(
@@ -36,11 +39,13 @@ def load_model(
         dtype (`torch.dtype` or `str`): Data type of the weights, `"auto"` for the checkpoint's own.
         device_map: As in `from_pretrained`.
         packed (`bool` or `"auto"`): Whether to pack linear layers for the CPU ([`pack_linears`]). `"auto"` does so for
-            models in float32 that are wholly on the CPU, where it pays; `True` packs small layers as well.
+            models in float32 that are wholly on the CPU, where it pays, and says why where PyTorch cannot; `True` packs small
+            layers as well.
         kwargs: Passed on to `from_pretrained`.
 
     Raises:
-        [`InvalidConfigError`]: For the removed `load_in_4bit` / `load_in_8bit` and for unknown values.
+        [`InvalidConfigError`]: For the removed `load_in_4bit` / `load_in_8bit`, for unknown values, and for the checkpoint of a
+            drafter network, which would load as a one-layer Llama with random parts.
     """
     for removed, value in (("load_in_4bit", "4bit"), ("load_in_8bit", "8bit")):
         if removed in kwargs:
@@ -52,12 +57,21 @@ def load_model(
         quantization = BitsAndBytesConfig(load_in_8bit=True)
     elif quantization is not None and not isinstance(quantization, BitsAndBytesConfig):
         raise InvalidConfigError(f'quantization must be "4bit", "8bit" or a BitsAndBytesConfig, got {quantization!r}')
+    if packed not in (True, False, "auto"):
+        raise InvalidConfigError(f'packed must be True, False or "auto", got {packed!r}')
+    if is_draft_checkpoint(id_or_path):
+        raise InvalidConfigError(
+            f"{id_or_path} holds a drafter network and no causal LM: load it with AutoDrafter.from_pretrained(..., target=model), "
+            "or name it as assistant_model"
+        )
     if quantization is not None:
         kwargs["quantization_config"] = quantization
     model = AutoModelForCausalLM.from_pretrained(id_or_path, dtype=dtype, device_map=device_map, **kwargs).eval()
     devices = {parameter.device.type for parameter in model.parameters()}
     if packed is True or (packed == "auto" and quantization is None and devices == {"cpu"}):
         report = pack_linears(model, small=packed is True)
+        if packed == "auto" and model.dtype == torch.float32 and (problem := packing_problem()):
+            logger.warning("The linear layers of %s stay dense: %s.", id_or_path, problem)
         if packed is True and report.num_packed == 0:
             raise InvalidConfigError(
                 f"packed=True, but no layer could be packed: {sorted(set(report.skipped.values()))}"
