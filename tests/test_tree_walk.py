@@ -283,3 +283,14 @@ def test_configs_of_trees_are_saved_and_read(config, tmp_path):
 def test_the_stock_option_contradicts_a_tree():
     with pytest.raises(InvalidConfigError, match="both say how far"):
         speculative(num_assistant_tokens=3)
+
+
+def test_the_costs_that_sized_trees_are_in_the_statistics():
+    frozen = RCSDConfig(tree="auto", length=GoodputTree(costs=FROZEN), on_drafter_error="raise")
+    assert speculative(2, frozen, return_dict_in_generate=True).speculative_stats.costs == FROZEN
+    auto = RCSDConfig(tree="auto", on_drafter_error="raise")
+    measured = speculative(2, auto, return_dict_in_generate=True).speculative_stats.costs
+    assert measured.draft_step > 0
+    again = RCSDConfig(tree="auto", length=GoodputTree(costs=measured), on_drafter_error="raise")
+    assert speculative(2, again, return_dict_in_generate=True).speculative_stats.costs == measured
+    assert speculative(2, CONFIG, return_dict_in_generate=True).speculative_stats.costs is None
