@@ -41,3 +41,9 @@ def test_options_before_the_subcommand_are_refused(options, run):
 
 def test_train_says_what_it_needs(run):
     assert "--data, --recipe, --out" in run("train", "--target", "x", code=2).stderr
+
+
+def test_a_vocabulary_that_is_not_there_is_missed_before_the_model_is_loaded(options, run, monkeypatch, tmp_path):
+    monkeypatch.setattr("hf_specdec.cli.models.load_models", None)
+    more = ["--kind", "linear", "--out", tmp_path / "heads", "--vocabulary", tmp_path / "none"]
+    assert "no draft vocabulary at" in run(*options, *more, code=2).stderr

@@ -474,6 +474,12 @@ def test_a_config_survives_saving(tmp_path):
     config = SelfDraftConfig(exit_layers=[2, 4], annealing=0.25, max_width=3, acceptance=EASDConfig().rule)
     config.save_pretrained(tmp_path)
     assert SelfDraftConfig.from_pretrained(tmp_path) == config
+    heads = SelfDraftConfig(exit_heads=tmp_path / "heads")
+    assert heads.exit_heads == str(tmp_path / "heads")
+    heads.save_pretrained(tmp_path)
+    assert SelfDraftConfig.from_pretrained(tmp_path) == heads
+    with pytest.raises(InvalidConfigError, match=r"got ExitHeads: pass heads in memory as assistant_model"):
+        SelfDraftConfig(exit_heads=ExitHeads(ExitHeadsConfig(exit_layers=[2])))
 
 
 def test_temperatures_anneal_and_confidences_look_at_the_law_alone():

@@ -157,6 +157,11 @@ class ExitHeads(PreTrainedModel):
         matrix: nn.Linear = head.map if self.reads_context else head
         return matrix
 
+    @classmethod
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
+        """As in transformers, from safetensors and nothing else."""
+        return super().from_pretrained(*args, **({"use_safetensors": True} | kwargs))
+
     def save_pretrained(self, save_directory: Any, **kwargs: Any) -> None:
         """As in transformers, in safetensors, and with a card."""
         super().save_pretrained(save_directory, **kwargs)

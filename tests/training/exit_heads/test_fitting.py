@@ -2,6 +2,8 @@
 
 import copy
 import os
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -255,3 +257,33 @@ def test_the_card_shows_what_was_measured(model, texts, tmp_path):
     top1 = heads.config.figures["agreement"]["2"]["top1"]
     assert f"| 2 | {top1:.3f} |" in card
     assert "arxiv:2604.12247" in card
+
+
+def test_heads_are_pushed_in_one_commit_with_their_card(model, monkeypatch):
+    commits = []
+
+    class Api:
+        def create_repo(self, repo_id, *, private, exist_ok):
+            return SimpleNamespace(repo_id=f"me/{repo_id}")
+
+        def upload_folder(self, *, repo_id, folder_path, commit_message):
+            files = {path.name: path.read_bytes() for path in Path(folder_path).iterdir()}
+            commits.append((repo_id, files, commit_message))
+            return SimpleNamespace(commit_url="address")
+
+    monkeypatch.setattr("hf_specdec.networks.exit_heads.modeling.HfApi", Api)
+    heads = ExitHeads.for_target(model, "linear", EXITS)
+    assert heads.push_to_hub("heads", private=True) == "address"
+    [(repo, files, message)] = commits
+    assert (repo, message) == ("me/heads", "Upload exit heads")
+    assert files.keys() == {"README.md", "config.json", "model.safetensors"}
+    assert heads.config.target_weights.encode() in files["config.json"]
+
+
+def test_heads_are_never_read_from_a_pickle(model, tmp_path):
+    heads = ExitHeads.for_target(model, "linear", EXITS)
+    heads.save_pretrained(tmp_path)
+    torch.save(heads.state_dict(), tmp_path / "pytorch_model.bin")
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(OSError, match="safetensors"):
+        ExitHeads.from_pretrained(tmp_path)
