@@ -159,8 +159,19 @@ class ExitHeads(PreTrainedModel):
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
-        """As in transformers, from safetensors and nothing else."""
-        return super().from_pretrained(*args, **({"use_safetensors": True} | kwargs))
+        """As in transformers, but from safetensors alone, and no head is left at random.
+
+        Raises:
+            [`IncompatibleDraftError`]: If a weight is missing, or there is one that no head has; the message names them.
+        """
+        wants_info = kwargs.pop("output_loading_info", False)
+        heads, info = super().from_pretrained(*args, **{"use_safetensors": True, **kwargs}, output_loading_info=True)
+        if wrong := [f"{name} {sorted(info[f'{name}_keys'])}" for name in ("missing", "unexpected") if info[f"{name}_keys"]]:
+            raise IncompatibleDraftError(
+                f"the weights of {args[0] if args else 'the checkpoint'} are not those of {heads.config.kind} exit heads after the layers "
+                f"{heads.config.exit_layers}: {'; '.join(wrong)}"
+            )
+        return (heads, info) if wants_info else heads
 
     def save_pretrained(self, save_directory: Any, **kwargs: Any) -> None:
         """As in transformers, in safetensors, and with a card."""

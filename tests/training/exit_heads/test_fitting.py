@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from hf_specdec import ConstantLength, ExitHeads, IncompatibleDraftError, InvalidConfigError, SelfDraftConfig
 from hf_specdec.layered_lm import LayeredLM
@@ -287,3 +288,21 @@ def test_heads_are_never_read_from_a_pickle(model, tmp_path):
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(OSError, match="safetensors"):
         ExitHeads.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["linear", "adapter"])
+def test_weights_that_are_not_all_there_are_named(model, kind, tmp_path):
+    """Transformers would only log it, and a head that is left as it began drafts like a raw exit."""
+    ExitHeads.for_target(model, kind, EXITS).save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    lost = next(name for name in weights if name.startswith("heads.4."))
+    renamed = {name.replace(lost, "heads.4.odd"): value for name, value in weights.items()}
+    save_file(renamed, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(IncompatibleDraftError, match=rf"missing \['{lost}'\]; unexpected \['heads.4.odd'\]"):
+        ExitHeads.from_pretrained(tmp_path)
+    with pytest.raises(IncompatibleDraftError, match=r"heads.4.odd"):
+        model.generate(**prompts(), speculative_config=SelfDraftConfig(exit_heads=tmp_path), max_new_tokens=4)
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    heads, info = ExitHeads.from_pretrained(tmp_path, output_loading_info=True)
+    assert not info["missing_keys"]
+    assert same(heads, ExitHeads.for_target(model, kind, EXITS))
