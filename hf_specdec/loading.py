@@ -61,8 +61,8 @@ def load_model(
         raise InvalidConfigError(f'packed must be True, False or "auto", got {packed!r}')
     if is_draft_checkpoint(id_or_path):
         raise InvalidConfigError(
-            f"{id_or_path} holds a drafter network and no causal LM: load it with AutoDrafter.from_pretrained(..., target=model), "
-            "or name it as assistant_model"
+            f"{id_or_path} holds a drafter network and no causal LM: load it with AutoDrafter.from_pretrained(..., "
+            "target=model), or name it as assistant_model"
         )
     if quantization is not None:
         kwargs["quantization_config"] = quantization

@@ -134,8 +134,8 @@ class SpeculativeStats(RowStats):
         predicted_speedup (`float`, *optional*): Speed-up that the measured costs predict for these rounds; None where the
             costs of isolated passes are not known.
         lossless (`bool`): Whether every part of the run keeps the target's own law.
-        costs ([`CostTable`], *optional*): What [`GoodputLength`] or [`GoodputTree`] chose lengths by: its frozen costs, or what the
-            run measured, to be passed as `costs=` where a seed must reproduce its text. None under other controllers.
+        costs ([`CostTable`], *optional*): What [`GoodputLength`] or [`GoodputTree`] chose lengths by: its frozen costs, or what
+            the run measured, to be passed as `costs=` where a seed must reproduce its text. None under other controllers.
         problems (`list[str]`): What went wrong with the drafter, in words.
     """
 

@@ -296,14 +296,21 @@ def test_every_relaxed_rule_is_refused_by_name(name):
 @pytest.mark.parametrize("length", [GoodputTree(), TreeLength()])
 @pytest.mark.parametrize("config", [ExactConfig, EASDConfig, SpeculativeConfig, SelfDraftConfig])
 def test_lengths_of_trees_are_refused_where_no_tree_is_drafted(config, length):
-    with pytest.raises(InvalidConfigError, match=f"{type(length).__name__} sizes trees, which {config.__name__} does not draft"):
+    with pytest.raises(
+        InvalidConfigError, match=f"{type(length).__name__} sizes trees, which {config.__name__} does not draft"
+    ):
         config(length=length)
 
 
 @pytest.mark.parametrize(
     "config",
-    [CONFIG, RCSDConfig(tree="auto"), RCSDConfig(tree="auto", length=GoodputTree(TreeShape(3, 2, 8), (2, 4), FROZEN)),
-     RCSDConfig(acceptance="topk", guard=None), RCSDConfig(acceptance=EASD(top_n=3))],
+    [
+        CONFIG,
+        RCSDConfig(tree="auto"),
+        RCSDConfig(tree="auto", length=GoodputTree(TreeShape(3, 2, 8), (2, 4), FROZEN)),
+        RCSDConfig(acceptance="topk", guard=None),
+        RCSDConfig(acceptance=EASD(top_n=3)),
+    ],
 )
 def test_configs_of_trees_are_saved_and_read(config, tmp_path):
     config.save_pretrained(tmp_path)

@@ -24,8 +24,8 @@ def summarize(
         rows (`list[Row]`): The rows of one data set.
         costs ([`Costs`], *optional*): Isolated costs, for what they predict.
         sampled (`bool`): Whether the texts were sampled, so that equal texts are not to be expected.
-        unpriced (`Collection[str]`): Arms whose draft steps `costs` does not know. What drafts for itself or in trees is none of
-            them either.
+        unpriced (`Collection[str]`): Arms whose draft steps `costs` does not know. Drafts of the model itself and trees are
+            not known to them either.
 
     Returns:
         By arm: `tokens_per_second` (decode phase, all prompts together), `speedup` (median over prompts of the ratio to

@@ -184,9 +184,7 @@ class _Checkpoint:
         before = json.loads(self.kept.read_text(encoding="utf-8"))
         now = json.loads(json.dumps(self._all()))
         if other := [name for name, value in now.items() if before.get(name, value) != value]:
-            raise CommandError(
-                f"{self.rows.name} belongs to a run with other {', '.join(other)}: run without --resume"
-            )
+            raise CommandError(f"{self.rows.name} belongs to a run with other {', '.join(other)}: run without --resume")
 
     def _all(self) -> dict[str, Any]:
         return self.settings | {"prompts": hashlib.sha256(json.dumps(self.texts).encode()).hexdigest()}

@@ -92,7 +92,8 @@ class BaseConfig(ABC):
             )
         if isinstance(self.length, GoodputTree | TreeLength) and self.tree_shape is None:
             raise InvalidConfigError(
-                f"{type(self.length).__name__} sizes trees, which {type(self).__name__} does not draft: pass RCSDConfig(tree=...)"
+                f"{type(self.length).__name__} sizes trees, which {type(self).__name__} does not draft: pass "
+                "RCSDConfig(tree=...)"
             )
         # Building the parts validates the method's own options before any model runs.
         _check_part("a length controller", self.controller(deterministic=True), "start")

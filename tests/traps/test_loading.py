@@ -70,7 +70,10 @@ def test_a_drafter_network_is_no_causal_lm(kind, tmp_path):
     """D7: its folder loads as a Llama of one layer, with random parts."""
     model = small_target()
     network = drafter_for(model, kind)
-    for name, save in (("own", network.save_pretrained), ("served", lambda path: export_drafter(network, path, "vllm"))):
+    for name, save in (
+        ("own", network.save_pretrained),
+        ("served", lambda path: export_drafter(network, path, "vllm")),
+    ):
         save(tmp_path / name)
         with pytest.raises(InvalidConfigError, match=r"drafter network and no causal LM.*AutoDrafter"):
             load_model(tmp_path / name)

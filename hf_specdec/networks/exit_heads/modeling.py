@@ -166,10 +166,12 @@ class ExitHeads(PreTrainedModel):
         """
         wants_info = kwargs.pop("output_loading_info", False)
         heads, info = super().from_pretrained(*args, **{"use_safetensors": True, **kwargs}, output_loading_info=True)
-        if wrong := [f"{name} {sorted(info[f'{name}_keys'])}" for name in ("missing", "unexpected") if info[f"{name}_keys"]]:
+        if wrong := [
+            f"{name} {sorted(info[f'{name}_keys'])}" for name in ("missing", "unexpected") if info[f"{name}_keys"]
+        ]:
             raise IncompatibleDraftError(
-                f"the weights of {args[0] if args else 'the checkpoint'} are not those of {heads.config.kind} exit heads after the layers "
-                f"{heads.config.exit_layers}: {'; '.join(wrong)}"
+                f"the weights of {args[0] if args else 'the checkpoint'} are not those of {heads.config.kind} exit heads "
+                f"after the layers {heads.config.exit_layers}: {'; '.join(wrong)}"
             )
         return (heads, info) if wants_info else heads
 

@@ -51,7 +51,9 @@ def test_it_foretells_the_rounds_of_exits_that_score_a_draft_vocabulary():
     text, new = Text(tuple(tokens), 8), tokens[8:]
     missing = {each for each in new if each not in tokens[:8]}.intersection(sorted(set(new))[::3])
     assert missing
-    vocabulary = DraftVocabulary(tuple(each for each in range(64) if each not in missing and each not in tokens[:7]), 64)
+    vocabulary = DraftVocabulary(
+        tuple(each for each in range(64) if each not in missing and each not in tokens[:7]), 64
+    )
     trace = trace_exits(Observer(model, [4, 5], vocabulary.token_ids), None, text, 6)
     policy = ExitPolicy(exit_layers=(4, 5), confidence_threshold=0.0, annealing=0.5, max_width=3)
     found = replay([trace], policy, 6, COSTS)
