@@ -84,6 +84,10 @@ def markdown(summary: dict[str, dict[str, dict[str, Any]]], environment: dict[st
             if best := figures.get("best_constant"):
                 parts += [f"`{name}`: best constant length in hindsight {best['length']} ({best['speedup']:.2f}x)", ""]
         for name, figures in arms.items():
+            if "theoretical_limit" in figures:
+                most, formula = (f"{figures[key]:.2f}x" for key in ("theoretical_limit", "leviathan_limit"))
+                parts += [f"`{name}`: {most} at most, {formula} by Leviathan's formula", ""]
+        for name, figures in arms.items():
             if parted := figures.get("divergences"):
                 parts += [f"`{name}`: texts that part from plain decoding's: {'; '.join(map(_parting, parted))}", ""]
         for name, figures in arms.items():

@@ -9,6 +9,7 @@ from hf_specdec import NucleusConfig, SelfDraftConfig, SpeculativeConfig, TreeSh
 from hf_specdec._compat import CACHE_KEY
 from hf_specdec.bench import Costs, Row, check_arms, measure_costs, parse_arm, summarize
 from hf_specdec.bench.costs import _Passes
+from hf_specdec.bench.report import markdown
 from hf_specdec.bench.summary import predicted_speedup
 from hf_specdec.errors import InvalidConfigError
 from hf_specdec.prefix_lm import PrefixLM
@@ -62,6 +63,14 @@ def test_summary_figures_by_hand():
         ours["predicted_speedup"]
     )  # plain makes one token a second
     assert ours["loop_efficiency"] == pytest.approx(2.0 / ours["predicted_speedup"])
+    assert ours["theoretical_limit"] == 2.0  # tokens per round; a draft step alone would allow 4
+    by_length = [sum(0.75**i for i in range(g + 1)) / (0.25 * g + COSTS.v(g)) for g in range(12)]
+    assert ours["leviathan_limit"] == pytest.approx(max(by_length))
+    dear = summarize(rows, dataclasses.replace(COSTS, draft_step=0.8))["model"]
+    assert dear["theoretical_limit"] == pytest.approx(1 / 0.8)
+    lookup = [rows[0], row("ngram", [1, 2, 3, 4], 2.0, [[3, 3, "ngram"], [1, 1, "ngram"]])]
+    assert summarize(lookup, dataclasses.replace(COSTS, draft_step=0.8))["ngram"]["theoretical_limit"] == 2.0
+    assert "`model`: 2.00x at most, " in markdown({"tasks": figures}, {})
 
 
 def test_different_tokens_are_seen():
