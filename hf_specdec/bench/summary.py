@@ -38,8 +38,8 @@ def summarize(
         least so many), `events`, and, where costs were measured, `predicted_speedup`, `loop_efficiency` (`speedup /
         predicted_speedup`), `replayed_tokens_per_second`, `ceiling_speedup`, `oracle_speedup` and
         `best_constant`, which [`hf_specdec.bench.replay`] defines; `theoretical_limit`, `min(tau, 1 / c)` with the arm's tokens
-        per round and, where the model alone drafts, a draft step's cost in plain steps; and `leviathan_limit`, the largest `(1 - alpha^(g + 1)) / ((1 - alpha)
-        (g c + v(g)))` over lengths `g` (arXiv 2211.17192). What is not known of an arm is None.
+        per round and, where the model alone drafts, a draft step's cost in plain steps; and `leviathan_limit`, the
+        largest `(1 - alpha^(g + 1)) / ((1 - alpha)(g c + v(g)))` over lengths `g` (arXiv 2211.17192). What is not known of an arm is None.
 
         Of prompts that were decoded in batches, medians are over batches, `tokens_per_round` and the acceptance are those of
         a row, and there is no `best_constant`.
