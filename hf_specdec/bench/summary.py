@@ -39,7 +39,8 @@ def summarize(
         predicted_speedup`), `replayed_tokens_per_second`, `ceiling_speedup`, `oracle_speedup` and
         `best_constant`, which [`hf_specdec.bench.replay`] defines; `theoretical_limit`, `min(tau, 1 / c)` with the arm's tokens
         per round and, where the model alone drafts, a draft step's cost in plain steps; and `leviathan_limit`, the
-        largest `(1 - alpha^(g + 1)) / ((1 - alpha)(g c + v(g)))` over lengths `g` (arXiv 2211.17192). What is not known of an arm is None.
+        largest `(1 - alpha^(g + 1)) / ((1 - alpha)(g c + v(g)))` over lengths `g` (arXiv 2211.17192). What is not known of an
+        arm is None.
 
         Of prompts that were decoded in batches, medians are over batches, `tokens_per_round` and the acceptance are those of
         a row, and there is no `best_constant`.
@@ -155,8 +156,8 @@ def _predictions(rows: list[Row], everyone: list[Row], plain: dict[int, Row], co
 
 
 def _limits(figures: dict[str, Any], costs: Costs, sources: set[str]) -> dict[str, float]:
-    """What no loop exceeds with these acceptances: a round takes a plain step at least, and where the model alone drafts, a token
-    takes a draft step. And Leviathan's formula for drafts of one length."""
+    """What no loop exceeds with these acceptances: a round takes a plain step at least, and where the model alone drafts, a
+    token takes a draft step. And Leviathan's formula for drafts of one length."""
     step = (costs.c or 0.0) if sources == {"model"} else 0.0
     alpha, tau = figures["acceptance_rate"], figures["tokens_per_round"]
     by_length = [
