@@ -12,7 +12,8 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedMod
 from hf_specdec.errors import InvalidConfigError
 from hf_specdec.linear import PackedLinear, pack_linears, packing_problem
 from hf_specdec.networks.auto import AutoDrafter
-from hf_specdec.networks.checkpoint import is_draft_checkpoint
+from hf_specdec.networks.checkpoint import is_draft_checkpoint, is_exit_heads
+from hf_specdec.networks.exit_heads import ExitHeads
 from hf_specdec.placement import device_of
 
 
@@ -80,7 +81,8 @@ def load_model(
 
 
 def load_assistant(id_or_path: str | os.PathLike[str], target: Any) -> PreTrainedModel:
-    """What drafts for `target`: a drafter network if the checkpoint holds one, else a causal LM, in the target's dtype.
+    """What drafts for `target`: a drafter network or exit heads if the checkpoint holds them, else a causal LM, in the target's
+    dtype.
 
     A network is packed for the CPU where its target is: a layer of a tree is several rows.
     """
@@ -89,4 +91,7 @@ def load_assistant(id_or_path: str | os.PathLike[str], target: Any) -> PreTraine
         if any(isinstance(module, PackedLinear) for module in target.modules()):
             pack_linears(network)
         return network
+    if is_exit_heads(id_or_path):
+        heads: PreTrainedModel = ExitHeads.from_pretrained(id_or_path, dtype=target.dtype)
+        return heads.to(device_of(target)).eval()  # type: ignore[arg-type]
     return load_model(id_or_path, dtype=target.dtype, device_map={"": device_of(target)})

@@ -81,6 +81,7 @@ def bench(
     """
     from hf_specdec.bench import check_arms, measure_costs, parse_arm, write_report
     from hf_specdec.drafters import DraftVocabulary
+    from hf_specdec.networks.checkpoint import is_exit_heads
     from hf_specdec.reduced_head import reduce_head
 
     chosen = [parse_arm(name.strip(), draft_vocabulary) for name in arms.split(",")]
@@ -88,6 +89,10 @@ def bench(
     vocabulary = None
     if draft_vocabulary is not None and any(arm.reduced for arm in chosen):
         vocabulary = DraftVocabulary.load(draft_vocabulary)
+    if assistant is not None and is_exit_heads(assistant):
+        raise CommandError(
+            f"{assistant} is exit heads: name them in a saved SelfDraftConfig, and measure that with --arms plain,NAME=CONFIG"
+        )
     texts = _read(data, field, limit)
     settings = {
         "target": Path(target).name,

@@ -12,6 +12,7 @@ from hf_specdec import (
     ConstantLength,
     DraftVocabulary,
     EASDConfig,
+    ExactConfig,
     ExitHeads,
     ExitHeadsConfig,
     GoodputLength,
@@ -364,7 +365,8 @@ def test_untrained_heads_are_raw_and_can_be_saved(model, kind, tmp_path):
     config = SelfDraftConfig(confidence_threshold=0.05, length=4, on_drafter_error="raise")
     from_file = SelfDraftConfig(confidence_threshold=0.05, length=4, on_drafter_error="raise", exit_heads=str(tmp_path))
     raw = decode(model, config=SelfDraftConfig(exit_layers=EXITS, confidence_threshold=0.05, length=4))
-    for out in (decode(model, config=config, assistant_model=heads), decode(model, config=from_file)):
+    by_path = decode(model, config=config, assistant_model=tmp_path)
+    for out in (decode(model, config=config, assistant_model=heads), decode(model, config=from_file), by_path):
         assert torch.equal(out.sequences, raw.sequences)
         assert out.speculative_stats.events == raw.speculative_stats.events
         assert sum(out.speculative_stats.events["exit_depths"].values()) > 0
@@ -499,3 +501,16 @@ def test_noisy_weights_change_nothing_of_this():
         model = noisy_copy(tiny_llama(layers=LAYERS), seed=seed)
         for config in (CONFIG, SelfDraftConfig(exit_layers=EXITS, confidence_threshold=0.2)):
             assert torch.equal(decode(model, 3, config).sequences, decode(model, 3, None).sequences)
+
+
+def test_heads_by_path_serve_any_config(model, tmp_path):
+    ExitHeads(ExitHeadsConfig("linear", EXITS, hidden_size=model.config.hidden_size)).save_pretrained(tmp_path)
+    never = EASDConfig(overlap_threshold=2.0, length=3, on_drafter_error="raise")
+    for config in (never, ExactConfig(length=3, on_drafter_error="raise")):
+        out = decode(model, config=config, assistant_model=str(tmp_path))
+        assert torch.equal(out.sequences, decode(model, config=None).sequences)
+        assert "exit_depths" in out.speculative_stats.events
+    report = verify_lossless(model, [[5, 6, 7]], assistant_model=tmp_path, max_new_tokens=8)
+    assert report.equal
+    with pytest.raises(InvalidConfigError, match="pass one of them"):
+        decode(model, config=SelfDraftConfig(exit_heads=tmp_path), assistant_model=tmp_path)
