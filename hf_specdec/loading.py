@@ -45,8 +45,9 @@ def load_model(
         kwargs: Passed on to `from_pretrained`.
 
     Raises:
-        [`InvalidConfigError`]: For the removed `load_in_4bit` / `load_in_8bit`, for unknown values, and for the checkpoint of a
-            drafter network, which would load as a one-layer Llama with random parts.
+        [`InvalidConfigError`]: For the removed `load_in_4bit` / `load_in_8bit`, for unknown values, for weights that were saved
+            quantised otherwise, and for the checkpoint of a drafter network, which would load as a one-layer Llama with random
+            parts.
     """
     for removed, value in (("load_in_4bit", "4bit"), ("load_in_8bit", "8bit")):
         if removed in kwargs:
@@ -68,6 +69,8 @@ def load_model(
     if quantization is not None:
         kwargs["quantization_config"] = quantization
     model = AutoModelForCausalLM.from_pretrained(id_or_path, dtype=dtype, device_map=device_map, **kwargs).eval()
+    if quantization is not None:
+        _refuse_other_bits(model, quantization, id_or_path)
     devices = {parameter.device.type for parameter in model.parameters()}
     if packed is True or (packed == "auto" and quantization is None and devices == {"cpu"}):
         report = pack_linears(model, small=packed is True)
@@ -78,6 +81,17 @@ def load_model(
                 f"packed=True, but no layer could be packed: {sorted(set(report.skipped.values()))}"
             )
     return model
+
+
+def _refuse_other_bits(model: Any, asked: BitsAndBytesConfig, id_or_path: str | os.PathLike[str]) -> None:
+    """Weights that were saved quantised stay as they were saved, whatever is asked for; transformers only warns."""
+    saved = getattr(model.config, "quantization_config", None)
+    if isinstance(saved, BitsAndBytesConfig) and saved.load_in_4bit != asked.load_in_4bit:
+        bits = {True: "4bit", False: "8bit"}
+        raise InvalidConfigError(
+            f"the weights of {id_or_path} were saved as {bits[saved.load_in_4bit]} and cannot be loaded as "
+            f"{bits[asked.load_in_4bit]}: drop quantization=..., or load the checkpoint that they were made from"
+        )
 
 
 def load_assistant(id_or_path: str | os.PathLike[str], target: Any) -> PreTrainedModel:
