@@ -158,7 +158,7 @@ def test_a_text_that_ends_elsewhere_is_a_fault(plain, speculative):
     prompt = torch.tensor([[5]])
     runs = GreedyRuns(MODEL, None, None, ExactConfig(), 8, {})
     texts = RowTexts(prompt, torch.ones_like(prompt), plain, speculative, RowStats())
-    each = checking._compare(0, runs, texts, None)
+    each = checking.compare_texts(0, runs, texts, None)
     assert (each.kind, each.position, each.gap) == ("fault", 2, None)
 
 

@@ -218,7 +218,7 @@ def test_texts_that_part_are_found_and_rounding_is_told_from_faults():
     ours.tokens[5] = (ours.tokens[5] + 1) % 64
     [parted] = divergences(bench, rows)["model-3"]
     assert (parted["prompt"], parted["position"], parted["kind"]) == (1, 5, "fault")
-    logits = bench.target(torch.tensor([bench.prompts[1] + ours.tokens[:5]])).logits[0, -1]
+    logits = bench.target(torch.tensor([bench.prompts[1] + ours.tokens[:5]])).logits[0, -1].detach()
     assert parted["gap"] == pytest.approx(float(logits.topk(2).values.diff().abs()), abs=1e-4)
     assert "prompt 1 at new token 5, fault (top-2 gap" in markdown(
         {"tasks": {"model-3": {"divergences": [parted]}}}, {}
