@@ -6,6 +6,7 @@ import hashlib
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import date, timedelta
 from enum import StrEnum
 from pathlib import Path
@@ -21,7 +22,8 @@ from hf_specdec.cli.texts import encode_prompt
 
 
 if TYPE_CHECKING:
-    from hf_specdec.quality import Batch, Evaluation, Item
+    from hf_specdec.bench import Arm
+    from hf_specdec.quality import Batch, Evaluation, Item, RowsFile
     from hf_specdec.quality.tasks import Task
 
 
@@ -103,7 +105,7 @@ def quality(
     Every finished batch is kept in OUT.rows.jsonl at once. Ctrl-C keeps what is done; --resume goes on, --report-only
     reports what there is.
     """
-    from hf_specdec.quality import Evaluation, Learnt, RowsFile, parse_quality_arms
+    from hf_specdec.quality import Learnt, RowsFile, parse_quality_arms
 
     tested = _task(task, test_seconds, test_megabytes)
     learnt = Learnt(memory, policy)
@@ -138,31 +140,58 @@ def quality(
         models = load_models(
             target, assistant, dtype=dtype, device_map=device_map, quantization=quantization, packed=packed and "auto"
         )
-        template = models.tokenizer.chat_template is not None and chat is not False
-        shown = tested.examples[: len(tested.examples) * template if examples is None else examples]
-        asked = _asked(shown, tested.instruction)
-        file = RowsFile.start(path, settings, _environment(models, packed) | asked, resume=resume)
+        asked = _Asked(task, tested, questions, tuple(chosen), dice)
+        file, prompts = _start(models, asked, path, settings, _environment(models, packed), resume)
         environment = file.environment
-        messages = [tested.prompt(each, instructed=_is_told(task, template, shown)) for each in questions]
-        prompts = [encode_prompt(models.tokenizer, message, chat, examples=shown) for message in messages]
-        evaluation = Evaluation(
+        batches = _run(asked.evaluation(models, prompts, file, settings))
+    _report(out, batches, settings, environment | remarks, as_json)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What is asked of whom."""
+
+    name: TaskName
+    task: Task
+    questions: Sequence[Item]
+    arms: tuple[Arm, ...]
+    seeds: tuple[int, ...]
+
+    def evaluation(
+        self, models: Models, prompts: list[list[int]], file: RowsFile, settings: dict[str, Any]
+    ) -> Evaluation:
+        from hf_specdec.quality import Evaluation
+
+        shared = ("batch_size", "max_new_tokens", "temperature", "length")
+        return Evaluation(
             models.target,
             models.assistant,
             models.tokenizer,
-            questions,
+            self.questions,
             prompts,
-            chosen,
+            list(self.arms),
             file,
-            batch_size=batch_size,
-            max_new_tokens=max_new_tokens,
-            temperature=temperature,
-            seeds=dice,
-            length=length,
-            judge=tested.judge,
-            measures_tv=tv,
+            **{name: settings[name] for name in shared},
+            seeds=self.seeds,
+            judge=self.task.judge,
+            measures_tv=settings.get("tv", False),
         )
-        batches = _run(evaluation)
-    _report(out, batches, settings, environment | remarks, as_json)
+
+
+def _start(
+    models: Models, asked: _Asked, path: Path, settings: dict[str, Any], environment: dict[str, Any], resume: bool
+) -> tuple[RowsFile, list[list[int]]]:
+    """The file of rows, which says how the questions are put, and the questions as prompts."""
+    from hf_specdec.quality import RowsFile
+
+    chat, wanted = settings["chat"], settings["examples"]
+    template = models.tokenizer.chat_template is not None and chat is not False
+    shown = asked.task.examples[: len(asked.task.examples) * template if wanted is None else wanted]
+    wording = _wording(shown, asked.task.instruction)
+    file = RowsFile.start(path, settings, environment | wording, resume=resume)
+    told = _is_told(asked.name, template, shown)
+    messages = [asked.task.prompt(each, instructed=told) for each in asked.questions]
+    return file, [encode_prompt(models.tokenizer, message, chat, examples=shown) for message in messages]
 
 
 def _run(evaluation: Evaluation) -> list[Batch]:
@@ -250,7 +279,7 @@ def _is_told(task: TaskName, template: bool, shown: Sequence[tuple[str, str]]) -
     return not shown if task is TaskName.gsm8k else template
 
 
-def _asked(examples: Sequence[tuple[str, str]], instruction: str) -> dict[str, str]:
+def _wording(examples: Sequence[tuple[str, str]], instruction: str) -> dict[str, str]:
     """How the questions were put."""
     if not examples:
         return {"instruction": instruction}

@@ -17,6 +17,8 @@ from hf_specdec.cli.output import note, print_json
 
 if TYPE_CHECKING:
     from hf_specdec.cli.training_run import LiveUse
+    from hf_specdec.training.options import TrainingOptions
+    from hf_specdec.training.rcsd import RCSDTraining
     from hf_specdec.training.recipes import Recipe
 
 
@@ -111,33 +113,12 @@ def train(
     from hf_specdec.cli.models import load_models, quiet
     from hf_specdec.cli.texts import read_texts
     from hf_specdec.cli.training_run import TrainingRun, check_trackers
-    from hf_specdec.training.options import TrainingOptions
-    from hf_specdec.training.rcsd import RCSDTraining
     from hf_specdec.training.recipes import stages_of
 
     if target is None or data is None or recipe is None or out is None:
         missing = ", ".join(f"--{name}" for name in _NEEDED if context.params[name] is None)
         raise CommandError(f"specdec train needs {missing}; see specdec train --help")
-    options = TrainingOptions(
-        max_steps=max_steps,
-        batch_size=batch_size,
-        learning_rate=learning_rate,
-        eval_every=eval_every,
-        save_every=save_every,
-        seed=seed,
-        mixed_precision="bf16" if dtype is opt.DTypeName.bfloat16 else "no",
-    )
-    rcsd = RCSDTraining(
-        masked=masked,
-        pairs=pairs.value,
-        beta=beta,
-        refreshes=1 if continual is not None and not _is_given(context, "refreshes") else refreshes,
-        recorded_texts=recorded_texts,
-        group=group.value,
-        group_size=group_size,
-        kl_weight=kl_weight,
-    )
-    stages = stages_of(recipe.value, rcsd)
+    stages = stages_of(recipe.value, _rcsd(context))
     _check_start(context, stages)
     live = None if continual is None else _live(context, continual)
     prompts = read_texts(data, field, limit)
@@ -154,7 +135,7 @@ def train(
         trained,
         evaluating,
         stages,
-        options,
+        _options(context),
         out,
         max_new_tokens,
         steps,
@@ -174,6 +155,32 @@ def train(
     note(
         f"wrote {out}: tau {result['tau']:.3f} with {steps} drafts per round, over {len(evaluating)} held-out "
         f"prompts{recorded}"
+    )
+
+
+def _options(context: typer.Context) -> TrainingOptions:
+    from hf_specdec.training.options import TrainingOptions
+
+    asked = context.params
+    shared = ("max_steps", "batch_size", "learning_rate", "eval_every", "save_every", "seed")
+    return TrainingOptions(
+        **{name: asked[name] for name in shared},
+        mixed_precision="bf16" if asked["dtype"] is opt.DTypeName.bfloat16 else "no",
+    )
+
+
+def _rcsd(context: typer.Context) -> RCSDTraining:
+    from hf_specdec.training.rcsd import RCSDTraining
+
+    asked = context.params
+    shared = ("masked", "beta", "recorded_texts", "group_size", "kl_weight")
+    # Rounds of live use are given, so that nothing is recorded anew unless it is asked for.
+    refreshes = 1 if asked["continual"] is not None and not _is_given(context, "refreshes") else asked["refreshes"]
+    return RCSDTraining(
+        **{name: asked[name] for name in shared},
+        pairs=asked["pairs"].value,
+        group=asked["group"].value,
+        refreshes=refreshes,
     )
 
 

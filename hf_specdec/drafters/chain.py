@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -52,15 +53,16 @@ def draft_chain(
     survival = torch.ones(context.batch_size)
     for step in range(budget.width):
         scores = warp(settings.warpers, _append(context, tokens), context.lengths + lengths, logits[:, None])[:, 0]
-        peaks.append(scores.max(-1).values)
-        open_rows = open_rows & _may_draft(scores, peaks[-1], budget.min_confidence)
+        seen = _look(scores, budget)
+        peaks.append(seen.peaks)
+        open_rows = open_rows & seen.may_draft(budget.min_confidence)
         if not bool(open_rows.any()):
             break
         if settings.do_sample:
-            _refuse_nan(peaks[-1], name)
+            _refuse_nan(seen.peaks, name)
             # A row whose every token is banned has no law; it is closed, and what stands in for its law is never read.
-            laws.append(torch.where(peaks[-1][:, None] == -torch.inf, 0.0, scores).softmax(-1))
-        token = _choose(settings, scores, laws, open_rows)
+            laws.append(torch.where(scores.isneginf().all(-1, keepdim=True), 0.0, scores).softmax(-1))
+        token = _drawn(settings, laws[-1], open_rows) if settings.do_sample else seen.best
         tokens.append(token)
         lengths = lengths + open_rows.long()
         if settings.keep_logits:
@@ -69,8 +71,8 @@ def draft_chain(
         if step + 1 == budget.width or not bool(open_rows.any()):
             break
         if budget.min_survival > 0:
-            survival = survival * scores.softmax(-1).max(-1).values.cpu()
-            if not _worth_a_step(survival, open_rows, context.unfinished, budget.min_survival):
+            survival = survival * seen.confidences
+            if not _worth_a_step(survival, open_rows, context.unfinished, budget):
                 break
         logits = extend(token)
     _refuse_nan(torch.stack(peaks), name)
@@ -90,31 +92,51 @@ def _drafted(
     )
 
 
-def _may_draft(scores: Tensor, peaks: Tensor, min_confidence: float) -> Tensor:
-    """`(batch,)`, whether some token is allowed and the law is as sure as it must be; it never looks at the token drawn."""
-    possible = peaks != -torch.inf
-    if min_confidence > 0:
-        possible = possible & (scores.softmax(-1).max(-1).values >= min_confidence)
-    return possible.cpu()
+class _Seen(NamedTuple):
+    """What is decided from one step's scores, on the CPU: one transfer for all of it.
+
+    Args:
+        peaks (`torch.FloatTensor` of shape `(batch,)`): Largest scores.
+        confidences (`torch.FloatTensor` of shape `(batch,)`): Largest probabilities; the peaks where nobody asks for them.
+        best (`torch.LongTensor` of shape `(batch,)`): The tokens that have them.
+    """
+
+    peaks: Tensor
+    confidences: Tensor
+    best: Tensor
+
+    def may_draft(self, min_confidence: float) -> Tensor:
+        """`(batch,)`, whether some token is allowed and the law is as sure as it must be; it never looks at the token drawn."""
+        possible = self.peaks != -torch.inf
+        return possible & (self.confidences >= min_confidence) if min_confidence > 0 else possible
 
 
-def _worth_a_step(survival: Tensor, open_rows: Tensor, unfinished: Tensor, bound: float) -> bool:
+def _look(scores: Tensor, budget: Budget) -> _Seen:
+    peaks, best = scores.max(-1)
+    asked = budget.min_confidence > 0 or budget.min_survival > 0
+    confidences = (peaks - scores.logsumexp(-1)).exp() if asked else peaks
+    together = torch.stack([peaks, confidences, best.to(peaks.dtype)]).cpu()  # fp32 holds ids up to 2**24
+    return _Seen(together[0], together[1], together[2].long())
+
+
+def _worth_a_step(survival: Tensor, open_rows: Tensor, unfinished: Tensor, budget: Budget) -> bool:
     """Whether drafts with these chances (`(batch,)`) of being accepted so far deserve another step; see [`Budget`]."""
-    return float(torch.where(open_rows, survival, 0.0)[unfinished].mean()) >= bound
+    chances = torch.where(open_rows, survival, 0.0)
+    if budget.weights is not None:
+        chances = chances * budget.weights
+    return float(chances[unfinished].mean()) >= budget.min_survival
 
 
 def _refuse_nan(peaks: Tensor, name: str) -> None:
-    """Raises where a largest score is NaN, which it is where any is. It waits for the device, as drawing does."""
+    """Raises where a largest score is NaN, which it is where any is."""
     if bool(peaks.isnan().any()):
         raise DrafterError(f"the logits of {name} contain NaN")
 
 
-def _choose(settings: DraftSettings, scores: Tensor, laws: list[Tensor], rows: Tensor) -> Tensor:
-    if not settings.do_sample:
-        return scores.argmax(-1).cpu()
+def _drawn(settings: DraftSettings, law: Tensor, rows: Tensor) -> Tensor:
     streams = settings.streams
     numbers = torch.rand(len(rows), dtype=torch.float64) if streams is None else streams.uniforms(rows)
-    return draw(laws[-1], numbers).cpu()
+    return draw(law, numbers).cpu()
 
 
 def _is_eos(settings: DraftSettings, token: Tensor) -> Tensor:

@@ -7,11 +7,29 @@ import pytest
 import torch
 from torch import Tensor
 
+from hf_specdec import SelfDraftConfig
 from hf_specdec.drafters.self_draft import SelfDrafter, _Exit
 from hf_specdec.layer_gate import find_layers
+from tests.toys import prompts
 
 
-__all__ = ["Director", "layer_calls"]
+__all__ = [
+    "CONFIG",
+    "EXITS",
+    "LAYERS",
+    "PROMPT",
+    "TOKENS",
+    "Director",
+    "decode",
+    "directed",
+    "layer_calls",
+    "sometimes",
+    "wanders",
+]
+
+LAYERS, PROMPT, TOKENS = 6, 7, 18
+EXITS = (1, 2, 4)
+CONFIG = SelfDraftConfig(exit_layers=EXITS, confidence_threshold=0.0, length=4, on_drafter_error="raise")
 
 
 class Director:
@@ -73,3 +91,27 @@ def layer_calls(model) -> Iterator[list[tuple[int, int]]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kind, "forward", forward)
         yield calls
+
+
+def wanders(row, column, depth):
+    return (row + column) % 5 < depth
+
+
+def sometimes(row, column):
+    return (row + column) % 3 != 0
+
+
+def decode(model, batch_size=1, config=CONFIG, **options):
+    return model.generate(
+        **prompts(batch_size),
+        do_sample=False,
+        pad_token_id=0,
+        **{"max_new_tokens": TOKENS, "return_dict_in_generate": True} | options,
+        **({} if config is None else {"speculative_config": config}),
+    )
+
+
+def directed(model, batch_size=1, right=sometimes, leaves=wanders, **options):
+    reference = decode(model, batch_size, None).sequences
+    with Director(reference, right, leaves).directing():
+        return decode(model, batch_size, **options)
