@@ -141,12 +141,13 @@ def drafting_of(
         [`InvalidConfigError`], [`UnsupportedModelError`], [`IncompatibleDraftError`]: If something does.
     """
     settings = partial(_settings, generation_config)
-    self_draft = self_draft_of(config, assistant, model)
-    if self_draft is not None:
-        gate = self_draft.gate(model, generation_config, synced_gpus)
-        return _self_drafting(self_draft, model, gate, settings, _twin_for(config, model, generation_config, tokenizer))
     if isinstance(assistant, str | PathLike):
         assistant = load_assistant(assistant, model)
+    self_draft = self_draft_of(config, assistant, model)
+    if self_draft is not None:
+        stats.events["exit_depths"] = {}  # a histogram, also where nothing is drafted
+        gate = self_draft.gate(model, generation_config, synced_gpus)
+        return _self_drafting(self_draft, model, gate, settings, _twin_for(config, model, generation_config, tokenizer))
     is_model = isinstance(assistant, nn.Module)
     _check(model, assistant, tokenizer, assistant_tokenizer, stats)
     if is_model:

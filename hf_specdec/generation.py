@@ -25,7 +25,7 @@ from hf_specdec.compatibility import check_model
 from hf_specdec.configs import STOCK_OPTIONS, BaseConfig, SelfDraftConfig, load_config, with_stock_options
 from hf_specdec.drafting import Drafting, check_tree, drafting_of
 from hf_specdec.errors import InvalidConfigError, UnsupportedModelError
-from hf_specdec.lengths import GoodputLength, GoodputTree, TreeLength
+from hf_specdec.lengths import GoodputLength, GoodputTree, NotedLength, TreeLength
 from hf_specdec.loop import Record, Run, speculate
 from hf_specdec.outputs import SpeculativeDecoderOnlyOutput, StepOutputs, TokenStream, result_of, step_outputs
 from hf_specdec.placement import is_sharded
@@ -103,6 +103,7 @@ class SpeculativeDecoder:
         try:
             steps = step_outputs(generation_config, cache)
             run = self._run(model, target, texts, outputs, logits_processor, generation_config, steps, lockstep)
+            noted = run.controller = NotedLength(run.controller)
             run.drops_rows = not keeps_cache and _may_drop_rows(run, model_kwargs)
             drafting.start(run, cache)
             sequences = self._decode(run, outputs, stats)
@@ -115,7 +116,7 @@ class SpeculativeDecoder:
             drafting.stop()
         self.stream.end()
         stats.num_target_forwards = target.num_forwards + 1
-        stats.lossless = run.rule.lossless
+        stats.lossless, stats.costs = run.rule.lossless, noted.costs
         stats.total_seconds = time.perf_counter() - started
         if self.stats_callback is not None:
             self.stats_callback(stats)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import Any, Literal
 
@@ -10,13 +11,16 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedMod
 
 from hf_specdec.errors import InvalidConfigError
 from hf_specdec.huge_pages import use_huge_pages
-from hf_specdec.linear import PackedLinear, pack_linears
+from hf_specdec.linear import PackedLinear, pack_linears, packing_problem
 from hf_specdec.networks.auto import AutoDrafter
-from hf_specdec.networks.checkpoint import is_draft_checkpoint
+from hf_specdec.networks.checkpoint import is_draft_checkpoint, is_exit_heads
+from hf_specdec.networks.exit_heads import ExitHeads
 from hf_specdec.placement import device_of
 
 
 __all__ = ["load_assistant", "load_model"]
+
+logger = logging.getLogger(__name__)
 
 
 def load_model(
@@ -39,11 +43,14 @@ def load_model(
         dtype (`torch.dtype` or `str`): Data type of the weights, `"auto"` for the checkpoint's own.
         device_map: As in `from_pretrained`.
         packed (`bool` or `"auto"`): Whether to pack linear layers for the CPU ([`pack_linears`]). `"auto"` does so for
-            models in float32 that are wholly on the CPU, where it pays; `True` packs small layers as well.
+            models in float32 that are wholly on the CPU, where it pays, and says why where PyTorch cannot; `True` packs small
+            layers as well.
         kwargs: Passed on to `from_pretrained`.
 
     Raises:
-        [`InvalidConfigError`]: For the removed `load_in_4bit` / `load_in_8bit` and for unknown values.
+        [`InvalidConfigError`]: For the removed `load_in_4bit` / `load_in_8bit`, for unknown values, for weights that were saved
+            quantised otherwise, and for the checkpoint of a drafter network, which would load as a one-layer Llama with random
+            parts.
     """
     for removed, value in (("load_in_4bit", "4bit"), ("load_in_8bit", "8bit")):
         if removed in kwargs:
@@ -55,12 +62,23 @@ def load_model(
         quantization = BitsAndBytesConfig(load_in_8bit=True)
     elif quantization is not None and not isinstance(quantization, BitsAndBytesConfig):
         raise InvalidConfigError(f'quantization must be "4bit", "8bit" or a BitsAndBytesConfig, got {quantization!r}')
+    if packed not in (True, False, "auto"):
+        raise InvalidConfigError(f'packed must be True, False or "auto", got {packed!r}')
+    if is_draft_checkpoint(id_or_path):
+        raise InvalidConfigError(
+            f"{id_or_path} holds a drafter network and no causal LM: load it with AutoDrafter.from_pretrained(..., "
+            "target=model), or name it as assistant_model"
+        )
     if quantization is not None:
         kwargs["quantization_config"] = quantization
     model = AutoModelForCausalLM.from_pretrained(id_or_path, dtype=dtype, device_map=device_map, **kwargs).eval()
+    if quantization is not None:
+        _refuse_other_bits(model, quantization, id_or_path)
     devices = {parameter.device.type for parameter in model.parameters()}
     if packed is True or (packed == "auto" and quantization is None and devices == {"cpu"}):
         report = pack_linears(model, small=packed is True)
+        if packed == "auto" and model.dtype == torch.float32 and (problem := packing_problem()):
+            logger.warning("The linear layers of %s stay dense: %s.", id_or_path, problem)
         if packed is True and report.num_packed == 0:
             raise InvalidConfigError(
                 f"packed=True, but no layer could be packed: {sorted(set(report.skipped.values()))}"
@@ -69,8 +87,20 @@ def load_model(
     return model
 
 
+def _refuse_other_bits(model: Any, asked: BitsAndBytesConfig, id_or_path: str | os.PathLike[str]) -> None:
+    """Weights that were saved quantised stay as they were saved, whatever is asked for; transformers only warns."""
+    saved = getattr(model.config, "quantization_config", None)
+    if isinstance(saved, BitsAndBytesConfig) and saved.load_in_4bit != asked.load_in_4bit:
+        bits = {True: "4bit", False: "8bit"}
+        raise InvalidConfigError(
+            f"the weights of {id_or_path} were saved as {bits[saved.load_in_4bit]} and cannot be loaded as "
+            f"{bits[asked.load_in_4bit]}: drop quantization=..., or load the checkpoint that they were made from"
+        )
+
+
 def load_assistant(id_or_path: str | os.PathLike[str], target: Any) -> PreTrainedModel:
-    """What drafts for `target`: a drafter network if the checkpoint holds one, else a causal LM, in the target's dtype.
+    """What drafts for `target`: a drafter network or exit heads if the checkpoint holds them, else a causal LM, in the target's
+    dtype.
 
     A network is packed for the CPU where its target is: a layer of a tree is several rows.
     """
@@ -79,4 +109,7 @@ def load_assistant(id_or_path: str | os.PathLike[str], target: Any) -> PreTraine
         if any(isinstance(module, PackedLinear) for module in target.modules()):
             pack_linears(network)
         return network
+    if is_exit_heads(id_or_path):
+        heads: PreTrainedModel = ExitHeads.from_pretrained(id_or_path, dtype=target.dtype)
+        return heads.to(device_of(target)).eval()  # type: ignore[arg-type]
     return load_model(id_or_path, dtype=target.dtype, device_map={"": device_of(target)})

@@ -116,7 +116,7 @@ def self_draft_of(config: BaseConfig, assistant: Any, model: Any) -> SelfDraft |
     if config.exit_heads is not None:
         if heads is not None:
             raise InvalidConfigError("exit_heads of the config and exit heads as assistant_model: pass one of them")
-        heads = _load_heads(config.exit_heads, model)
+        heads = _load_heads(str(config.exit_heads), model)
     return SelfDraft(config, heads, config.ngram_size if config.drafting == "hybrid" else None)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from hf_specdec.lengths import CostTable
 from hf_specdec.records import Round
 
 
@@ -133,6 +134,8 @@ class SpeculativeStats(RowStats):
         predicted_speedup (`float`, *optional*): Speed-up that the measured costs predict for these rounds; None where the
             costs of isolated passes are not known.
         lossless (`bool`): Whether every part of the run keeps the target's own law.
+        costs ([`CostTable`], *optional*): What [`GoodputLength`] or [`GoodputTree`] chose lengths by: its frozen costs, or what
+            the run measured, to be passed as `costs=` where a seed must reproduce its text. None under other controllers.
         problems (`list[str]`): What went wrong with the drafter, in words.
     """
 
@@ -144,6 +147,7 @@ class SpeculativeStats(RowStats):
     total_seconds: float = 0.0
     predicted_speedup: float | None = None
     lossless: bool = True
+    costs: CostTable | None = None
     problems: list[str] = field(default_factory=list)
 
     @property
@@ -189,6 +193,7 @@ class SpeculativeStats(RowStats):
             "tokens_per_second": self.tokens_per_second,
             "predicted_speedup": self.predicted_speedup,
             "lossless": self.lossless,
+            "costs": None if self.costs is None else self.costs.to_dict(),
             "problems": list(self.problems),
             "rows": [row.to_dict() for row in self.rows],
         }

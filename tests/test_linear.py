@@ -227,3 +227,21 @@ def test_a_layer_with_two_names_stays_one_layer():
     assert pack_linears(model, small=True).num_packed == 1
     assert isinstance(model["first"], PackedLinear)
     assert model["second"] is model["first"]
+
+
+def test_load_model_says_why_layers_stay_dense(tmp_path, monkeypatch, caplog):
+    tiny_llama().save_pretrained(tmp_path)
+    hf_specdec.load_model(tmp_path)
+    assert not [each for each in caplog.records if each.name == "hf_specdec.loading"]
+    for module in (linear, hf_specdec.loading):
+        monkeypatch.setattr(module, "packing_problem", lambda: "no operator here")
+    for dtype in (torch.bfloat16, torch.float32):
+        model = hf_specdec.load_model(tmp_path, dtype=dtype)
+        assert type(model.lm_head) is nn.Linear
+    assert [each.getMessage() for each in caplog.records if each.name == "hf_specdec.loading"] == [
+        f"The linear layers of {tmp_path} stay dense: no operator here."
+    ]
+    with pytest.raises(hf_specdec.InvalidConfigError, match="no operator here"):
+        hf_specdec.load_model(tmp_path, packed=True)
+    with pytest.raises(hf_specdec.InvalidConfigError, match="packed must be"):
+        hf_specdec.load_model(tmp_path, packed="always")

@@ -158,7 +158,7 @@ def test_a_text_that_ends_elsewhere_is_a_fault(plain, speculative):
     prompt = torch.tensor([[5]])
     runs = GreedyRuns(MODEL, None, None, ExactConfig(), 8, {})
     texts = RowTexts(prompt, torch.ones_like(prompt), plain, speculative, RowStats())
-    each = checking._compare(0, runs, texts, None)
+    each = checking.compare_texts(0, runs, texts, None)
     assert (each.kind, each.position, each.gap) == ("fault", 2, None)
 
 
@@ -242,11 +242,11 @@ def test_a_failing_drafter_raises():
 def test_an_assistant_on_disk_is_loaded_once(tmp_path, monkeypatch):
     DRAFT.save_pretrained(tmp_path)
     calls = []
-    load = checking.load_model
-    monkeypatch.setattr(checking, "load_model", lambda *a, **k: calls.append(a) or load(*a, **k))
+    load = checking.load_assistant
+    monkeypatch.setattr(checking, "load_assistant", lambda *a: calls.append(a) or load(*a))
     monkeypatch.setattr("hf_specdec.drafting.load_assistant", None)
     assert verify_lossless(MODEL, PROMPTS, assistant_model=str(tmp_path), max_new_tokens=4).equal
-    assert calls == [(str(tmp_path),)]
+    assert calls == [(str(tmp_path), MODEL)]
 
 
 def test_the_models_stay_as_they_were(plant):

@@ -52,3 +52,13 @@ def test_quantised_weights_need_less_memory(tmp_path):
         peaks[quantization] = torch.cuda.memory_allocated() - before
         del model
     assert peaks["4bit"] < peaks["8bit"] < peaks[None]
+
+
+@pytest.mark.filterwarnings("ignore:You passed `quantization_config`")
+def test_weights_that_were_saved_quantised_are_not_taken_for_others(checkpoint, tmp_path):
+    hf_specdec.load_model(checkpoint, quantization="8bit", device_map="cpu").save_pretrained(tmp_path)
+    with pytest.raises(hf_specdec.InvalidConfigError, match=r"saved as 8bit and cannot be loaded as 4bit"):
+        hf_specdec.load_model(tmp_path, quantization="4bit", device_map="cpu")
+    for options in ({}, {"quantization": "8bit"}):
+        model = hf_specdec.load_model(tmp_path, device_map="cpu", **options)
+        assert type(model.model.layers[0].mlp.up_proj).__name__ == LAYERS["8bit"]

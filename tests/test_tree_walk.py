@@ -6,10 +6,20 @@ import pytest
 import torch
 from transformers import EosTokenCriteria, LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
-from hf_specdec import CostTable, DrafterError, EASDConfig, InvalidConfigError, RCSDConfig, SpeculativeConfig
+from hf_specdec import (
+    CostTable,
+    DrafterError,
+    EASDConfig,
+    ExactConfig,
+    InvalidConfigError,
+    RCSDConfig,
+    SelfDraftConfig,
+    SpeculativeConfig,
+)
 from hf_specdec._compat import CACHE_KEY
+from hf_specdec.acceptance import ACCEPTANCE, EASD, EarlyExactGuard, Exact
 from hf_specdec.drafters import DrafterBase
-from hf_specdec.lengths import GoodputTree
+from hf_specdec.lengths import GoodputTree, TreeLength
 from hf_specdec.records import Draft
 from hf_specdec.trees import TreeShape
 from tests.networks.copies import FIRST, attending_pair
@@ -264,6 +274,8 @@ def test_a_tree_of_a_users_own_is_refused_where_chains_are_judged(config, name):
         ({"tree": "auto", "length": 4}, "both say how far"),
         ({"tree": TreeShape(), "length": GoodputTree()}, "both say how far"),
         ({"length": GoodputTree()}, 'tree="auto"'),
+        ({"tree": "auto", "acceptance": "typical"}, "Typical judges chains only"),
+        ({"tree": TreeShape(), "acceptance": EASD()}, "EASD judges chains only"),
     ],
 )
 def test_contradicting_options(options, message):
@@ -271,9 +283,34 @@ def test_contradicting_options(options, message):
         RCSDConfig(**options)
 
 
+@pytest.mark.parametrize("name", sorted(set(ACCEPTANCE) - {"judge", "relaxed_thinking"}))
+def test_every_relaxed_rule_is_refused_by_name(name):
+    rule = ACCEPTANCE[name]()
+    if rule.lossless:
+        assert RCSDConfig(tree="auto", acceptance=name).rule.lossless
+    else:
+        with pytest.raises(InvalidConfigError, match=f"{type(rule).__name__} judges chains only"):
+            RCSDConfig(tree="auto", acceptance=name)
+
+
+@pytest.mark.parametrize("length", [GoodputTree(), TreeLength()])
+@pytest.mark.parametrize("config", [ExactConfig, EASDConfig, SpeculativeConfig, SelfDraftConfig])
+def test_lengths_of_trees_are_refused_where_no_tree_is_drafted(config, length):
+    with pytest.raises(
+        InvalidConfigError, match=f"{type(length).__name__} sizes trees, which {config.__name__} does not draft"
+    ):
+        config(length=length)
+
+
 @pytest.mark.parametrize(
     "config",
-    [CONFIG, RCSDConfig(tree="auto"), RCSDConfig(tree="auto", length=GoodputTree(TreeShape(3, 2, 8), (2, 4), FROZEN))],
+    [
+        CONFIG,
+        RCSDConfig(tree="auto"),
+        RCSDConfig(tree="auto", length=GoodputTree(TreeShape(3, 2, 8), (2, 4), FROZEN)),
+        RCSDConfig(acceptance="topk", guard=None),
+        RCSDConfig(acceptance=EASD(top_n=3)),
+    ],
 )
 def test_configs_of_trees_are_saved_and_read(config, tmp_path):
     config.save_pretrained(tmp_path)
@@ -283,3 +320,29 @@ def test_configs_of_trees_are_saved_and_read(config, tmp_path):
 def test_the_stock_option_contradicts_a_tree():
     with pytest.raises(InvalidConfigError, match="both say how far"):
         speculative(num_assistant_tokens=3)
+
+
+def test_the_costs_that_sized_trees_are_in_the_statistics():
+    frozen = RCSDConfig(tree="auto", length=GoodputTree(costs=FROZEN), on_drafter_error="raise")
+    assert speculative(2, frozen, return_dict_in_generate=True).speculative_stats.costs == FROZEN
+    auto = RCSDConfig(tree="auto", on_drafter_error="raise")
+    measured = speculative(2, auto, return_dict_in_generate=True).speculative_stats.costs
+    assert measured.draft_step > 0
+    again = RCSDConfig(tree="auto", length=GoodputTree(costs=measured), on_drafter_error="raise")
+    assert speculative(2, again, return_dict_in_generate=True).speculative_stats.costs == measured
+    assert speculative(2, CONFIG, return_dict_in_generate=True).speculative_stats.costs is None
+
+
+def test_a_network_drafts_chains_for_other_rules_behind_their_guard():
+    """The law of CSD and its kin over a network, in the network's own preset."""
+    guarded = RCSDConfig(acceptance="topk", guard=3, on_drafter_error="raise")
+    assert guarded.rule == EarlyExactGuard(ACCEPTANCE["topk"](), 3)
+    assert RCSDConfig(acceptance="topk").rule == SpeculativeConfig(acceptance="topk").rule
+    assert RCSDConfig(guard=3).rule == ExactConfig(guard=3).rule == RCSDConfig().rule == Exact()
+    for config in (RCSDConfig, ExactConfig):
+        with pytest.raises(InvalidConfigError, match="guard must be"):
+            config(guard=-1)
+    out = speculative(2, guarded, return_dict_in_generate=True)
+    assert not out.speculative_stats.lossless
+    wholly_exact = RCSDConfig(acceptance="topk", guard=NEW_TOKENS, on_drafter_error="raise")
+    assert torch.equal(speculative(2, wholly_exact), plain(2))

@@ -2,9 +2,12 @@
 
 import pytest
 import torch
+from transformers import LogitsProcessorList, MaxLengthCriteria, StoppingCriteriaList
 
 from hf_specdec import DrafterError, InvalidConfigError
 from hf_specdec.records import Budget, Context, Draft
+from hf_specdec.sequences import Sequences
+from hf_specdec.tree_walk import TreeWalk
 from hf_specdec.trees import TreeShape, ancestors, children_of, grow_tree
 
 
@@ -134,3 +137,39 @@ def test_a_budget_limits_the_longest_path():
     assert draft.check(context, Budget(torch.tensor([2])), 8) is draft
     with pytest.raises(DrafterError, match="longer than its budget"):
         draft.check(context, Budget(torch.tensor([1])), 8)
+
+
+class Numbers:
+    """Dice whose numbers are given, `(rows, steps)`."""
+
+    def __init__(self, numbers):
+        self.numbers, self.thrown = numbers, torch.zeros(len(numbers), dtype=torch.long)
+
+    def uniforms(self, rows):
+        thrown = self.numbers[torch.arange(len(rows)), self.thrown.clamp(max=self.numbers.shape[1] - 1)]
+        self.thrown += rows.long()
+        return thrown
+
+
+@pytest.mark.parametrize("siblings", [(1, 3), (1, 1, 3), (2, 2, 2), (0, 1, 2, 3)])
+@pytest.mark.parametrize("lockstep", [False, True])
+def test_siblings_drawn_with_or_without_replacement_leave_the_law_alone(siblings, lockstep):
+    """For every pair of tokens, the numbers that stand for it in plain decoding lead to it, whatever stands in the tree."""
+    pairs = torch.cartesian_prod(torch.arange(VOCAB), torch.arange(VOCAB))
+    laws = [law(7), *(law(7, token) for token in range(VOCAB))]
+    ends = [[laws[0].cumsum(0)[first], laws[1 + first].cumsum(0)[second]] for first, second in pairs.tolist()]
+    widths = [[laws[0][first], laws[1 + first][second]] for first, second in pairs.tolist()]
+    numbers = torch.tensor(ends) - 0.5 * torch.tensor(widths)
+    for rows in pairs.split(1) if lockstep else [pairs]:
+        picked = (pairs[:, None] == rows).all(-1).any(1)
+        texts = Sequences(torch.full((len(rows), 1), 7), StoppingCriteriaList([MaxLengthCriteria(9)]), 0, False)
+        count = len(siblings)
+        draft = Draft(
+            torch.tensor([siblings] * len(rows)),
+            torch.full((len(rows),), count),
+            parents=torch.full((len(rows), count), -1),
+        )
+        logits = torch.stack([laws[0], *(laws[1 + token] for token in siblings)]).log().expand(len(rows), -1, -1)
+        walk = TreeWalk(texts, LogitsProcessorList(), True, Numbers(numbers[picked]), lambda *_: None, lambda: None)
+        walked = (walk.in_step if lockstep else walk.by_row)(draft, logits)
+        assert walked.emitted == [[a, b] if a in siblings else [a] for a, b in rows.tolist()]

@@ -1,10 +1,22 @@
 """Benchmarks: several ways of decoding the same prompts, side by side in one process."""
 
-from hf_specdec.bench.arms import Arm, parse_arm
+from hf_specdec.bench.arms import Arm, check_arms, parse_arm
 from hf_specdec.bench.costs import Costs, measure_costs
+from hf_specdec.bench.divergence import divergences
 from hf_specdec.bench.report import write_report
 from hf_specdec.bench.runner import Benchmark, Row
 from hf_specdec.bench.summary import summarize
 
 
-__all__ = ["Arm", "Benchmark", "Costs", "Row", "measure_costs", "parse_arm", "summarize", "write_report"]
+__all__ = [
+    "Arm",
+    "Benchmark",
+    "Costs",
+    "Row",
+    "check_arms",
+    "divergences",
+    "measure_costs",
+    "parse_arm",
+    "summarize",
+    "write_report",
+]

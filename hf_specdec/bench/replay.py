@@ -34,7 +34,9 @@ from hf_specdec.bench.costs import Costs
 from hf_specdec.bench.runner import Row
 
 
-__all__ = ["best_constant", "oracle_seconds", "replay_seconds", "sources_of"]
+__all__ = ["PRICED", "best_constant", "oracle_seconds", "replay_seconds", "sources_of"]
+
+PRICED = frozenset({"model", "ngram"})  # sources whose draft steps have a measured cost, which is none for n-grams
 
 
 def step_seconds(source: str, costs: Costs) -> float:

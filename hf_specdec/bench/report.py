@@ -16,7 +16,9 @@ from hf_specdec.bench.runner import Row
 from hf_specdec.files import write_at_once
 
 
-__all__ = ["markdown", "plain", "table", "versions", "write_report"]
+__all__ = ["markdown", "plain", "report_paths", "table", "versions", "write_report"]
+
+_SUFFIXES = (".json", ".md", ".png")
 
 _COLUMNS = {
     "tokens_per_second": ("tokens/s", "{:.2f}"),
@@ -57,11 +59,18 @@ def write_report(
         "rows": [{"dataset": dataset, **asdict(row)} for dataset, each in rows.items() for row in each],
     }
     prefix.parent.mkdir(parents=True, exist_ok=True)
-    paths = [prefix.with_suffix(suffix) for suffix in (".json", ".md", ".png")]
+    paths = report_paths(prefix)
     write_at_once(paths[0], (json.dumps(content, indent=1) + "\n").encode())
     write_at_once(paths[1], markdown(summary, environment).encode())
     write_at_once(paths[2], plot(summary))
     return paths
+
+
+def report_paths(prefix: Path) -> list[Path]:
+    """`PREFIX.json`, `PREFIX.md` and `PREFIX.png`. A prefix that is written with one of these suffixes loses it; any other dot,
+    as in `qwen1.5`, is part of its name."""
+    stem = prefix.with_suffix("") if prefix.suffix in _SUFFIXES else prefix
+    return [stem.with_name(stem.name + suffix) for suffix in _SUFFIXES]
 
 
 def markdown(summary: dict[str, dict[str, dict[str, Any]]], environment: dict[str, Any]) -> str:
@@ -74,6 +83,13 @@ def markdown(summary: dict[str, dict[str, dict[str, Any]]], environment: dict[st
         for name, figures in arms.items():
             if best := figures.get("best_constant"):
                 parts += [f"`{name}`: best constant length in hindsight {best['length']} ({best['speedup']:.2f}x)", ""]
+        for name, figures in arms.items():
+            if "theoretical_limit" in figures:
+                most, formula = (f"{figures[key]:.2f}x" for key in ("theoretical_limit", "leviathan_limit"))
+                parts += [f"`{name}`: {most} at most, {formula} by Leviathan's formula", ""]
+        for name, figures in arms.items():
+            if parted := figures.get("divergences"):
+                parts += [f"`{name}`: texts that part from plain decoding's: {'; '.join(map(_parting, parted))}", ""]
         for name, figures in arms.items():
             if counts := figures.get("events"):
                 parts += [f"`{name}`: {', '.join(f'{key} {value}' for key, value in counts.items())}", ""]
@@ -89,6 +105,12 @@ def table(arms: dict[str, dict[str, Any]]) -> str:
         cells = ["" if figures.get(key) is None else form.format(figures[key]) for key, (_, form) in _COLUMNS.items()]
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+def _parting(divergence: dict[str, Any]) -> str:
+    gap = divergence["gap"]
+    reason = "one text ends" if gap is None else f"top-2 gap {gap:.3g}"
+    return f"prompt {divergence['prompt']} at new token {divergence['position']}, {divergence['kind']} ({reason})"
 
 
 def _positions(arms: dict[str, dict[str, Any]]) -> str:

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from transformers import StoppingCriteriaList
 
-from hf_specdec.bench.arms import Arm
+from hf_specdec.bench.arms import Arm, check_arms
 from hf_specdec.bench.batched import eos_token_ids, pad_left, recorded_round, row_rounds, until_end
 from hf_specdec.bench.clock import Clock
-from hf_specdec.bench.economize import EconomizeRun, economize_problem
+from hf_specdec.bench.economize import EconomizeRun
 from hf_specdec.errors import InvalidConfigError
 from hf_specdec.files import whole_lines, write_at_once
 from hf_specdec.networks import DraftNetwork
@@ -101,27 +101,26 @@ class Benchmark:
     _peers: dict[str, EconomizeRun] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if not any(arm.is_plain for arm in self.arms):
-            raise InvalidConfigError("a benchmark needs the arm plain to compare with")
-        if self.assistant is None and (missing := [arm.name for arm in self.arms if arm.needs_draft]):
-            raise InvalidConfigError(f"the arms {', '.join(missing)} need a draft model")
-        if isinstance(self.assistant, DraftNetwork) and (
-            others := [arm.name for arm in self.arms if arm.needs_draft and (arm.config is None or arm.reduced)]
-        ):
+        check_arms(self.arms, has_draft=self.assistant is not None, batch_size=self.batch_size)
+        if isinstance(self.assistant, DraftNetwork):
+            self._refuse_for_networks(self.assistant)
+        elif trees := [arm.name for arm in self.arms if arm.config is not None and arm.config.tree_shape is not None]:
             raise InvalidConfigError(
-                f"the arms {', '.join(others)} need a causal LM as draft model, got the drafter network "
-                f"{type(self.assistant).__name__}: leave them out, as in --arms plain,default,model-5"
+                f"the arms {', '.join(trees)} draft trees, which needs a drafter network, got {type(self.assistant).__name__}"
             )
         if self.temperature is not None and not self.temperature > 0.0:
             raise InvalidConfigError(f"temperature must be above 0 (None is greedy), got {self.temperature}")
-        if self.batch_size > 1 and (single := [arm.name for arm in self.arms if arm.stock or arm.economize]):
-            raise InvalidConfigError(f"{', '.join(single)} decode one prompt at a time: batch_size must be 1")
         self.batches = [
             self.prompts[first : first + self.batch_size] for first in range(0, len(self.prompts), self.batch_size)
         ]
-        peers = [arm.name for arm in self.arms if arm.economize is not None]
-        if peers and (problem := economize_problem()):
-            raise InvalidConfigError(f"the arms {', '.join(peers)} cannot run: {problem}")
+
+    def _refuse_for_networks(self, network: DraftNetwork) -> None:
+        needing = [arm for arm in self.arms if arm.needs_draft]
+        if others := [arm.name for arm in needing if arm.config is None or arm.config.draft_vocabulary is not None]:
+            raise InvalidConfigError(
+                f"the arms {', '.join(others)} need a causal LM as draft model, got the drafter network "
+                f"{type(network).__name__}: leave them out, as in --arms plain,default,model-5"
+            )
 
     def finished(self) -> list[Row]:
         """Rows of an interrupted run; a line that was cut off by the interruption is dropped."""

@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_specdec.bench.arms import Arm
 from hf_specdec.bench.plots import plot
-from hf_specdec.bench.report import markdown, versions
+from hf_specdec.bench.report import markdown, report_paths, versions
 from hf_specdec.bench.runner import Benchmark, Row
 from hf_specdec.bench.summary import summarize
 from hf_specdec.configs import SelfDraftConfig, load_config
@@ -73,7 +73,7 @@ def write_results(
         summary, rows (`dict`): As [`measure`] gives them.
         about (`dict`): What the figures were measured with.
     """
-    paths = [prefix.with_suffix(suffix) for suffix in (".json", ".md", ".png")]
+    paths = report_paths(prefix)
     known = json.loads(paths[0].read_text(encoding="utf-8")) if paths[0].exists() else {}
     content = {
         "summary": known.get("summary", {}) | summary,

@@ -4,23 +4,31 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
+from collections.abc import Collection
 from typing import Any
 
 from hf_specdec.bench.costs import Costs
-from hf_specdec.bench.replay import best_constant, oracle_seconds, replay_seconds, sources_of
+from hf_specdec.bench.replay import PRICED, best_constant, oracle_seconds, replay_seconds, sources_of
 from hf_specdec.bench.runner import Row
+from hf_specdec.lengths.forecast import expected_tokens
 
 
 __all__ = ["predicted_speedup", "summarize"]
 
+_LONGEST = 17  # lengths that Leviathan's formula is asked about, none included
 
-def summarize(rows: list[Row], costs: Costs | None, *, sampled: bool = False) -> dict[str, dict[str, Any]]:
+
+def summarize(
+    rows: list[Row], costs: Costs | None, *, sampled: bool = False, unpriced: Collection[str] = ()
+) -> dict[str, dict[str, Any]]:
     """Figures of each arm.
 
     Args:
         rows (`list[Row]`): The rows of one data set.
         costs ([`Costs`], *optional*): Isolated costs, for what they predict.
         sampled (`bool`): Whether the texts were sampled, so that equal texts are not to be expected.
+        unpriced (`Collection[str]`): Arms whose draft steps `costs` does not know. Drafts of the model itself and trees are
+            not known to them either.
 
     Returns:
         By arm: `tokens_per_second` (decode phase, all prompts together), `speedup` (median over prompts of the ratio to
@@ -29,7 +37,10 @@ def summarize(rows: list[Row], costs: Costs | None, *, sampled: bool = False) ->
         plain's). For arms of this package also `acceptance_rate`, `accepted_at_position` (share of rounds that accepted at
         least so many), `events`, and, where costs were measured, `predicted_speedup`, `loop_efficiency` (`speedup /
         predicted_speedup`), `replayed_tokens_per_second`, `ceiling_speedup`, `oracle_speedup` and
-        `best_constant`, which [`hf_specdec.bench.replay`] defines. What is not known of an arm is None.
+        `best_constant`, which [`hf_specdec.bench.replay`] defines; `theoretical_limit`, `min(tau, 1 / c)` with the arm's tokens
+        per round and, where the model alone drafts, a draft step's cost in plain steps; and `leviathan_limit`, the
+        largest `(1 - alpha^(g + 1)) / ((1 - alpha)(g c + v(g)))` over lengths `g` (arXiv 2211.17192). What is not known of an
+        arm is None.
 
         Of prompts that were decoded in batches, medians are over batches, `tokens_per_round` and the acceptance are those of
         a row, and there is no `best_constant`.
@@ -42,9 +53,10 @@ def summarize(rows: list[Row], costs: Costs | None, *, sampled: bool = False) ->
         summary[name] = _speeds(own, plain, sampled)
         if own[0].stats:
             summary[name] |= _counts(own)
-            if costs is not None:
+            if costs is not None and name not in unpriced and sources_of(own) <= PRICED:
                 summary[name] |= _predictions(own, rows, plain, costs.reduced if "-reduced" in name else costs)
                 summary[name]["loop_efficiency"] = summary[name]["speedup"] / summary[name]["predicted_speedup"]
+                summary[name] |= _limits(summary[name], costs.reduced if "-reduced" in name else costs, sources_of(own))
     _add_ceilings(summary, {name: sources_of(row for row in rows if row.arm == name) for name in summary})
     return summary
 
@@ -141,6 +153,17 @@ def _predictions(rows: list[Row], everyone: list[Row], plain: dict[int, Row], co
         "oracle_speedup": _median_speedup(rows, plain, fastest),
         "best_constant": None if rows[0].batch else best_constant(rows, costs, _seconds_per_token(plain)),
     }
+
+
+def _limits(figures: dict[str, Any], costs: Costs, sources: set[str]) -> dict[str, float]:
+    """What no loop exceeds with these acceptances: a round takes a plain step at least, and where the model alone drafts, a
+    token takes a draft step. And Leviathan's formula for drafts of one length."""
+    step = (costs.c or 0.0) if sources == {"model"} else 0.0
+    alpha, tau = figures["acceptance_rate"], figures["tokens_per_round"]
+    by_length = [
+        expected_tokens([alpha] * length, length) / (length * step + costs.v(length)) for length in range(_LONGEST)
+    ]
+    return {"theoretical_limit": min(tau, 1 / step) if step else tau, "leviathan_limit": max(by_length)}
 
 
 def _accepted_share(rows: list[Row], num_rounds: int) -> list[float]:

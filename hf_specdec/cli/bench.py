@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,11 +15,11 @@ from hf_specdec.cli import options as opt
 from hf_specdec.cli.errors import CommandError, reports_errors
 from hf_specdec.cli.models import Models, load_models, quiet
 from hf_specdec.cli.output import note, print_json, progress_bar
-from hf_specdec.cli.texts import encode_prompt, read_texts
+from hf_specdec.cli.texts import encode_prompt, guess_field, read_texts
 
 
 if TYPE_CHECKING:
-    from hf_specdec.bench import Arm, Costs, Row
+    from hf_specdec.bench import Arm, Benchmark, Costs, Row
 
 
 __all__ = ["bench"]
@@ -37,7 +39,8 @@ def bench(
             "--arms",
             help="Comma-separated: plain, stock-assistant[-N], stock-lookup-N, stock-early-exit-N, economize-model-N, "
             "economize-lookup-N (where that package is installed), default, model[-N], ngram[-N], hybrid[-N], "
-            "default-reduced, model-reduced[-N], hybrid-reduced[-N], easd[-THRESHOLD], easd-plain.",
+            "default-reduced, model-reduced[-N], hybrid-reduced[-N], self-draft, tree[-NODES], easd[-THRESHOLD], "
+            "easd-plain; NAME=CONFIG for any preset or saved config, under a name of yours.",
         ),
     ] = _ARMS,
     draft_vocabulary: Annotated[
@@ -73,24 +76,30 @@ def bench(
     """Decode each prompt with every arm, in alternating order, and compare speeds and texts.
 
     Speeds are those of the decode phase; the prompts' forward passes are not in them. Costs of isolated forward passes are
-    measured in the same run and give the predicted speed-up. Ctrl-C keeps what is done; --resume goes on.
+    measured in the same run and give the predicted speed-up. Ctrl-C keeps what is done; --resume goes on. Exits with 1 if a
+    greedy text of an exact arm of this package is not plain decoding's, and rounding does not explain it.
     """
-    from hf_specdec.bench import parse_arm, summarize, write_report
+    from hf_specdec.bench import check_arms, measure_costs, parse_arm, write_report
+    from hf_specdec.drafters import DraftVocabulary
+    from hf_specdec.networks.checkpoint import is_exit_heads
+    from hf_specdec.reduced_head import reduce_head
 
     chosen = [parse_arm(name.strip(), draft_vocabulary) for name in arms.split(",")]
-    models = load_models(
-        target,
-        assistant,
-        dtype=dtype,
-        device_map=device_map,
-        quantization=quantization,
-        packed=packed and "auto",
-        networks=True,
-    )
+    check_arms(chosen, has_draft=assistant is not None, batch_size=batch_size)
+    vocabulary = None
+    if draft_vocabulary is not None and any(arm.reduced for arm in chosen):
+        vocabulary = DraftVocabulary.load(draft_vocabulary)
+    if assistant is not None and is_exit_heads(assistant):
+        raise CommandError(
+            f"{assistant} is exit heads: name them in a saved SelfDraftConfig, and measure that with --arms plain,NAME=CONFIG"
+        )
+    texts = _read(data, field, limit)
     settings = {
         "target": Path(target).name,
         "assistant": None if assistant is None else Path(assistant).name,
+        "models": [target, assistant],
         "arms": arms,
+        "configs": {arm.name: arm.config.to_dict() for arm in chosen if arm.config is not None},
         "data": [path.name for path in data],
         "field": field,
         "limit": limit,
@@ -100,13 +109,36 @@ def bench(
         "temperature": temperature,
         "seed": seed,
         "dtype": str(dtype),
+        "device_map": device_map,
+        "quantization": None if quantization is None else str(quantization),
         "packed": packed,
         "draft_vocabulary": None if draft_vocabulary is None else draft_vocabulary.name,
     }
+    checkpoints = {name: _Checkpoint(out, name, settings, each) for name, each in texts.items()}
+    if resume:
+        for checkpoint in checkpoints.values():
+            checkpoint.refuse_another_run()
+    models = load_models(
+        target,
+        assistant,
+        dtype=dtype,
+        device_map=device_map,
+        quantization=quantization,
+        packed=packed and "auto",
+        networks=True,
+    )
     with quiet():
-        costs = _costs(models, draft_vocabulary if any(arm.reduced for arm in chosen) else None, batch_size)
-        rows = {_name_of(path): _decode(models, chosen, path, out, settings, resume) for path in data}
-    summary = {name: summarize(each, costs, sampled=temperature > 0) for name, each in rows.items()}
+        benchmarks = {
+            name: _benchmark(models, each, chosen, checkpoints[name].rows, settings) for name, each in texts.items()
+        }
+        reduced = None if vocabulary is None else reduce_head(models.assistant, vocabulary.token_ids)
+        costs = measure_costs(models.target, models.assistant, reduced_draft=reduced, batch_size=batch_size)
+        rows = {}
+        for name, benchmark in benchmarks.items():
+            checkpoints[name].begin(resume)
+            with progress_bar(name) as show:
+                rows[name] = _run(benchmark, show)
+        summary = {name: _figures(benchmark, rows[name], costs) for name, benchmark in benchmarks.items()}
     environment = _environment(models, costs, settings)
     paths = write_report(out, summary, rows if keep_rows else {}, environment)
     if as_json:
@@ -114,28 +146,84 @@ def bench(
     else:
         _print(summary)
         note("Written: " + ", ".join(str(path) for path in paths))
+    if faulty := _faulty(summary, chosen):
+        note(f"Not plain decoding's text, although exact: {', '.join(faulty)}")
+        raise typer.Exit(1)
 
 
-def _costs(models: Models, vocabulary: Path | None, batch_size: int) -> Costs:
-    """Isolated costs, those of the draft model with a smaller head among them where an arm has one."""
-    from hf_specdec.bench import measure_costs
-    from hf_specdec.drafters import DraftVocabulary
-    from hf_specdec.reduced_head import reduce_head
+@dataclass(frozen=True)
+class _Checkpoint:
+    """Where an interrupted run of one data set goes on, and of which command it is.
 
-    reduced = None if vocabulary is None else reduce_head(models.assistant, DraftVocabulary.load(vocabulary).token_ids)
-    return measure_costs(models.target, models.assistant, reduced_draft=reduced, batch_size=batch_size)
+    Args:
+        out (`Path`): The command's output.
+        name (`str`): The data set.
+        settings (`dict`): What the command was given.
+        texts (`list[str]`): The prompts.
+    """
+
+    out: Path
+    name: str
+    settings: dict[str, Any]
+    texts: list[str]
+
+    @property
+    def rows(self) -> Path:
+        return self.out.with_name(f"{self.out.name}.{self.name}.rows.jsonl")
+
+    @property
+    def kept(self) -> Path:
+        return self.rows.with_suffix(".settings.json")
+
+    def begin(self, resume: bool) -> None:
+        """Says whose rows will be here, and forgets those of another run."""
+        if not resume:
+            self.rows.unlink(missing_ok=True)
+        self.rows.parent.mkdir(parents=True, exist_ok=True)
+        self.kept.write_text(json.dumps(self._all()), encoding="utf-8")
+
+    def refuse_another_run(self) -> None:
+        """An old checkpoint is continued only by the same command; settings that it does not name are not compared."""
+        if not self.kept.exists():
+            return
+        before = json.loads(self.kept.read_text(encoding="utf-8"))
+        now = json.loads(json.dumps(self._all()))
+        if other := [name for name, value in now.items() if before.get(name, value) != value]:
+            raise CommandError(f"{self.rows.name} belongs to a run with other {', '.join(other)}: run without --resume")
+
+    def _all(self) -> dict[str, Any]:
+        return self.settings | {"prompts": hashlib.sha256(json.dumps(self.texts).encode()).hexdigest()}
 
 
-def _decode(
-    models: Models, arms: list[Arm], path: Path, out: Path, settings: dict[str, Any], resume: bool
-) -> list[Row]:
-    """The rows of one data set, those of an interrupted run among them."""
+def _read(data: list[Path], field: str | None, limit: int | None) -> dict[str, list[str]]:
+    """The prompts by data set."""
+    texts: dict[str, list[str]] = {}
+    for path in data:
+        name = _name_of(path)
+        if name in texts:
+            raise CommandError(f"two files of --data would both be called {name}: rename one, or run them apart")
+        texts[name] = read_texts(path, field or guess_field(path, _FIELDS), limit)
+    return texts
+
+
+def _faulty(summary: dict[str, Any], arms: list[Arm]) -> list[str]:
+    """Exact arms of this package with a text that plain decoding would not have written."""
+    ours = {arm.name for arm in arms if arm.config is not None}
+    return [
+        f"{arm} on {name}"
+        for name, figures in summary.items()
+        for arm, each in figures.items()
+        if arm in ours and any(divergence["kind"] == "fault" for divergence in each.get("divergences", ()))
+    ]
+
+
+def _benchmark(
+    models: Models, texts: list[str], arms: list[Arm], checkpoint: Path, settings: dict[str, Any]
+) -> Benchmark:
+    """What cannot be run together is found out here, before anything is measured."""
     from hf_specdec.bench import Benchmark
 
-    checkpoint = out.with_name(f"{out.name}.{_name_of(path)}.rows.jsonl")
-    _check_resumable(checkpoint, settings, resume)
-    texts = read_texts(path, settings["field"] or _guess_field(path), settings["limit"])
-    benchmark = Benchmark(
+    return Benchmark(
         models.target,
         models.assistant,
         models.tokenizer,
@@ -147,11 +235,21 @@ def _decode(
         seed=settings["seed"],
         batch_size=settings["batch_size"],
     )
-    with progress_bar(_name_of(path)) as show:
-        return _run(benchmark, show)
 
 
-def _run(benchmark: Any, show: Any) -> list[Row]:
+def _figures(benchmark: Benchmark, rows: list[Row], costs: Costs) -> dict[str, dict[str, Any]]:
+    from hf_specdec.bench import divergences, summarize
+
+    sampled = benchmark.temperature is not None
+    unpriced = [arm.name for arm in benchmark.arms if arm.config is not None and not arm.is_priced]
+    figures = summarize(rows, costs, sampled=sampled, unpriced=unpriced)
+    if not sampled:
+        for arm, parted in divergences(benchmark, rows).items():
+            figures[arm]["divergences"] = parted
+    return figures
+
+
+def _run(benchmark: Benchmark, show: Any) -> list[Row]:
     total = len(benchmark.batches) * len(benchmark.arms)
     done = [len(benchmark.finished())]
 
@@ -169,29 +267,6 @@ def _name_of(path: Path) -> str:
     return (path.absolute().parent.name if named_after_split else path.stem).lower()
 
 
-def _check_resumable(checkpoint: Path, settings: dict[str, Any], resume: bool) -> None:
-    """An old checkpoint is continued only on request, and only by the same command."""
-    kept = checkpoint.with_suffix(".settings.json")
-    if resume and kept.exists():
-        before = json.loads(kept.read_text(encoding="utf-8"))
-        if other := [name for name, value in settings.items() if before.get(name) != value]:
-            raise CommandError(
-                f"{checkpoint.name} belongs to a run with other {', '.join(other)}: run without --resume"
-            )
-    if not resume:
-        checkpoint.unlink(missing_ok=True)
-    checkpoint.parent.mkdir(parents=True, exist_ok=True)
-    kept.write_text(json.dumps(settings), encoding="utf-8")
-
-
-def _guess_field(path: Path) -> str:
-    if path.suffix != ".jsonl":
-        return _FIELDS[0]
-    with path.open(encoding="utf-8") as file:
-        keys = json.loads(file.readline())
-    return next((name for name in _FIELDS if name in keys), _FIELDS[0])
-
-
 def _law(settings: dict[str, Any]) -> str:
     if not settings["temperature"]:
         return "greedy"
@@ -205,12 +280,13 @@ def _environment(models: Models, costs: Costs, settings: dict[str, Any]) -> dict
     from hf_specdec.placement import device_of
 
     return {
-        "target": settings["target"],
-        "assistant": settings["assistant"],
-        "dtype": settings["dtype"],
+        **_named("target", settings["target"], models.target),
+        **_named("assistant", settings["assistant"], models.assistant),
+        "dtype": str(models.target.dtype).removeprefix("torch."),
+        **({"quantization": settings["quantization"]} if settings["quantization"] else {}),
         "device": str(device_of(models.target)),
         "threads": torch.get_num_threads(),
-        "baseline": "eager, packed linears" if settings["packed"] else "eager",
+        "baseline": "eager, packed linears" if _is_packed(models.target) else "eager",
         "decoding": f"{_law(settings)}, {settings['max_new_tokens']} new tokens at most, EOS on",
         "prompts": settings["limit"] or "all",
         "batch_size": settings["batch_size"],
@@ -218,6 +294,18 @@ def _environment(models: Models, costs: Costs, settings: dict[str, Any]) -> dict
         "versions": versions(),
         "costs": costs.to_dict(),
     }
+
+
+def _named(role: str, name: str | None, model: Any) -> dict[str, Any]:
+    """A model by its name, and by its revision where it was loaded from the Hub."""
+    revision = getattr(getattr(model, "config", None), "_commit_hash", None)
+    return {role: name} | ({f"{role}_revision": revision} if revision else {})
+
+
+def _is_packed(model: Any) -> bool:
+    from hf_specdec.linear import PackedLinear, SharedLinear
+
+    return any(isinstance(module, PackedLinear | SharedLinear) for module in model.modules())
 
 
 def _print(summary: dict[str, Any]) -> None:

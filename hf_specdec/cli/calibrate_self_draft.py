@@ -36,6 +36,12 @@ def self_draft(
             "--exits", help="Layers to try: 6,12. By default those of the heads, else every eighth of the depth."
         ),
     ] = None,
+    vocabulary: Annotated[
+        Path | None,
+        typer.Option(
+            "--vocabulary", help="Draft vocabulary: exits score its ids and the prompt's only, and the config names it."
+        ),
+    ] = None,
     field: opt.Field = "prompt",
     limit: opt.Limit = 16,
     chat: opt.Chat = None,
@@ -53,18 +59,23 @@ def self_draft(
     debug: opt.Debug = False,
 ) -> None:
     """Find exits, annealing, threshold, depth and width by replaying what exits say along the model's own answers."""
-    from hf_specdec import ExitHeads, SelfDraftConfig
+    from hf_specdec import DraftVocabulary, ExitHeads, SelfDraftConfig
     from hf_specdec.placement import device_of
     from hf_specdec.training.exit_heads import FEWEST_EXITS, Observer, best_policy, trace_exits
 
     prompts = read_texts(data, field, limit)
-    models = load_models(target, None, dtype=dtype)
     with quiet():
         heads = None if exit_heads is None else ExitHeads.from_pretrained(exit_heads, use_safetensors=True)
+    kept = None if vocabulary is None else DraftVocabulary.load(vocabulary)
+    models = load_models(target, None, dtype=dtype)
+    with quiet():
+        if kept is not None:
+            kept.check_tokenizer(models.tokenizer)
         if heads is not None:
             heads = heads.to(device_of(models.target)).eval()
             heads.check_target(models.target)
-        observer = Observer(models.target, _layers(exits, heads, models.target))
+        ids = None if kept is None else kept.token_ids
+        observer = Observer(models.target, _layers(exits, heads, models.target), ids)
         if ablation and len(observer.exits) < FEWEST_EXITS:
             raise CommandError(
                 f"--ablation needs {FEWEST_EXITS} exits or more, got {list(observer.exits)}: name more with --exits, or drop it"
@@ -84,7 +95,7 @@ def self_draft(
         costs = _costs(models.target, observer)
         best = best_policy(traces, observer.exits, depth, costs)
         parts = _ablation(traces, observer.exits, depth, costs) if ablation else None
-    config = SelfDraftConfig(**vars(best.policy), exit_heads=exit_heads)
+    config = SelfDraftConfig(**vars(best.policy), exit_heads=exit_heads, draft_vocabulary=vocabulary)
     path = None if save is None else config.save_pretrained(save)
     if as_json:
         pays, where = best.speed_up >= _LEAST_GAIN, None if path is None else str(path)
@@ -131,16 +142,26 @@ def _answer(target: Any, prompt: list[int], max_new_tokens: int) -> Any:
 
 
 def _costs(target: Any, observer: Observer) -> LayerCosts:
+    from hf_specdec.bench.costs import measure_costs
+    from hf_specdec.training.exit_heads import LayerCosts, Observer
+
+    passes = measure_costs(target, None, prefix_length=64, widest=5)
+    step = passes.target[1]
+    # An exit costs what the model costs without its layers, and less where it scores a draft vocabulary only.
+    whole = min(_head_seconds(target, Observer(target, observer.exits)), 0.9 * step)
+    head = whole if observer.vocabulary is None else min(_head_seconds(target, observer), whole)
+    return LayerCosts((step - whole) / len(observer.layers), head, step, max(0.0, passes.v(4) - 1) / 4)
+
+
+def _head_seconds(target: Any, observer: Observer) -> float:
+    """Seconds from one hidden state to its logits."""
     import statistics
     import time
 
     import torch
 
-    from hf_specdec.bench.costs import measure_costs
     from hf_specdec.placement import device_of
-    from hf_specdec.training.exit_heads import LayerCosts
 
-    passes = measure_costs(target, None, prefix_length=64, widest=5)
     states = torch.zeros(1, 1, target.config.get_text_config(decoder=True).hidden_size, device=device_of(target))
     seconds = []
     with torch.no_grad():
@@ -148,9 +169,7 @@ def _costs(target: Any, observer: Observer) -> LayerCosts:
             started = time.perf_counter()
             observer.readout(states.to(target.dtype)).sum().item()
             seconds.append(time.perf_counter() - started)
-    step = passes.target[1]
-    head = min(statistics.median(seconds), 0.9 * step)  # an exit costs what the model costs without its layers
-    return LayerCosts((step - head) / len(observer.layers), head, step, max(0.0, passes.v(4) - 1) / 4)
+    return statistics.median(seconds)
 
 
 def _ablation(traces: list[ExitTrace], exits: tuple[int, ...], depth: int, costs: LayerCosts) -> dict[str, Any]:

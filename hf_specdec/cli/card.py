@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from hf_specdec.cli.errors import reports_errors
-from hf_specdec.cli.options import Debug
-from hf_specdec.cli.output import note
+from hf_specdec.cli.options import Debug, Json
+from hf_specdec.cli.output import note, print_json
 
 
 __all__ = ["card"]
@@ -35,6 +35,7 @@ def card(
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Where the card goes; into the drafter's folder by default.")
     ] = None,
+    as_json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Write README.md, and copy the figures and their plot beside it. A card that is there keeps its prose."""
@@ -60,4 +61,8 @@ def card(
         else:
             (place / PLOT).unlink(missing_ok=True)  # it would show other figures
     (place / CARD).write_text(text, encoding="utf-8")
+    if as_json:
+        files = [name for name in (CARD, RESULTS, PLOT) if (place / name).is_file()]
+        print_json({"drafter": str(folder), "out": str(place), "files": files})
+        return
     note(f"wrote {place / CARD}")

@@ -44,7 +44,7 @@ def export(
     repo: Annotated[
         str | None,
         typer.Option(
-            "--repo", help="Hub id from which custom_generate loads the drafter where the caller passes none."
+            "--repo", help="Hub id from which custom_generate loads the drafter where its code is called by itself."
         ),
     ] = None,
     as_json: Json = False,

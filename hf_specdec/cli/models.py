@@ -53,7 +53,8 @@ def load_models(
     packed: bool | Literal["auto"] = "auto",
     networks: bool = False,
 ) -> Models:
-    """Loads both models and the tokenizer; drafter networks too where `networks` says that the command can use them.
+    """Loads both models and the tokenizer; drafter networks and exit heads too where `networks` says that the command can use
+    them.
 
     Raises:
         [`CommandError`]: If a checkpoint cannot be loaded; the message names it.
@@ -61,7 +62,7 @@ def load_models(
     import torch
 
     from hf_specdec.loading import load_assistant, load_model
-    from hf_specdec.networks.checkpoint import is_draft_checkpoint
+    from hf_specdec.networks.checkpoint import is_draft_checkpoint, is_exit_heads
 
     if device_map is None and torch.cuda.is_available():
         device_map = "auto"
@@ -76,10 +77,17 @@ def load_models(
         model = _load(target, load_model, target, **options)
         if assistant is None:
             return Models(model, None, tokenizer)
-        if not is_draft_checkpoint(assistant):
+        kind = (
+            "a drafter network"
+            if is_draft_checkpoint(assistant)
+            else "exit heads"
+            if is_exit_heads(assistant)
+            else None
+        )
+        if kind is None:
             return Models(model, _load(assistant, load_model, assistant, **options), tokenizer)
         if not networks:
-            raise CommandError(f"{assistant} is a drafter network, and this command needs a causal LM as draft")
+            raise CommandError(f"{assistant} is {kind}, and this command needs a causal LM as draft")
         return Models(model, _load(assistant, load_assistant, assistant, model), tokenizer)
 
 

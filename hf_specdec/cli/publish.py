@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from hf_specdec.cli.errors import reports_errors
-from hf_specdec.cli.options import Debug
-from hf_specdec.cli.output import note
+from hf_specdec.cli.options import Debug, Json
+from hf_specdec.cli.output import note, print_json
 
 
 __all__ = ["publish"]
@@ -21,6 +21,7 @@ def publish(
     repo: Annotated[str, typer.Option("--repo", help="Hub id, ORG/NAME.", show_default=False)],
     private: Annotated[bool, typer.Option("--private", help="A new repository is private.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and list; send nothing.")] = False,
+    as_json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Upload weights, config, card, results and plots in one commit. A card with other figures than results.json is refused."""
@@ -28,9 +29,13 @@ def publish(
     from hf_specdec.hub.publish import publish as send
 
     upload = prepare_upload(folder, repo)
-    for name in upload.files:
-        typer.echo(name)
-    if dry_run:
+    if not as_json:
+        for name in upload.files:
+            typer.echo(name)
+    commit = None if dry_run else send(upload, private=private)
+    if as_json:
+        print_json({"repo": repo, "files": list(upload.files), "num_bytes": upload.num_bytes, "commit": commit})
+    elif commit is None:
         note(f"{len(upload.files)} files, {upload.num_bytes} bytes; nothing was sent to {repo}")
-        return
-    note(f"published {send(upload, private=private)}")
+    else:
+        note(f"published {commit}")

@@ -11,7 +11,7 @@ from typing import Any
 from hf_specdec.cli.errors import CommandError
 
 
-__all__ = ["encode_prompt", "read_pairs", "read_prompts", "read_texts"]
+__all__ = ["encode_prompt", "guess_field", "read_pairs", "read_prompts", "read_texts"]
 
 
 def read_prompts(
@@ -51,6 +51,14 @@ def read_texts(file: Path, field: str, limit: int | None = None) -> list[str]:
         lines = file.read_text(encoding="utf-8").splitlines()
         return _some([line for line in lines if line.strip()], file)[:limit]
     return [_field(row, field, file, number) for number, row in _rows(file, limit)]
+
+
+def guess_field(file: Path, candidates: Sequence[str]) -> str:
+    """The first of some fields that holds a text in the first row of a `.jsonl` file; the very first where none does."""
+    if file.suffix != ".jsonl":
+        return candidates[0]
+    [(_, row)] = _rows(file, 1)
+    return next((name for name in candidates if isinstance(row.get(name), str)), candidates[0])
 
 
 def read_pairs(file: Path, prompt_field: str, field: str, limit: int | None = None) -> list[tuple[str, str]]:

@@ -14,6 +14,7 @@ from hf_specdec.cli.output import note, print_json, progress_bar
 
 
 if TYPE_CHECKING:
+    from hf_specdec.drafters import DraftVocabulary
     from hf_specdec.training.exit_heads import FitLog, FitOptions
     from hf_specdec.training.texts import Text
 
@@ -79,6 +80,7 @@ def exit_heads(
     Heads are saved with every checkpoint, so that a run that is stopped leaves heads that work.
     """
     from hf_specdec.cli.models import load_models, quiet
+    from hf_specdec.drafters import DraftVocabulary
     from hf_specdec.training.exit_heads import FitOptions
 
     options = FitOptions(
@@ -94,10 +96,11 @@ def exit_heads(
     if not resume and out.exists() and any((*out.glob("checkpoint-*"), *out.glob("ridge.safetensors"))):
         raise CommandError(f"{out} holds an earlier fit: pass --resume to go on, or another folder")
     rows = _rows(data, field, prompt_field, limit)
+    kept = None if vocabulary is None else DraftVocabulary.load(vocabulary)
     models = load_models(target, None, dtype=dtype, packed=False)
     with quiet():
         sides = read_training_texts(models.tokenizer, rows, held_out, chat, system, max_length)
-        result = _run(models, sides, _layers(exits, models.target), options, vocabulary, out, resume)
+        result = _run(models, sides, _layers(exits, models.target), options, kept, out, resume)
     if as_json:
         print_json({"target": target, "kind": kind.value, "out": str(out), **result})
         return
@@ -157,14 +160,12 @@ def _run(
     sides: dict[bool, list[Text]],
     exits: list[int],
     options: FitOptions,
-    vocabulary: Path | None,
+    kept: DraftVocabulary | None,
     out: Path,
     resume: bool,
 ) -> dict[str, Any]:
-    from hf_specdec.drafters import DraftVocabulary
     from hf_specdec.training.exit_heads import fit_exit_heads
 
-    kept = None if vocabulary is None else DraftVocabulary.load(vocabulary)
     if kept is not None:
         kept.check_tokenizer(models.tokenizer)
     before = options.ridge_tokens if options.distils else 0

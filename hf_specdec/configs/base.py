@@ -15,7 +15,7 @@ from hf_specdec.acceptance.correction_memory import check_pair
 from hf_specdec.configs.guarding import budgeted
 from hf_specdec.drafters import DraftVocabulary
 from hf_specdec.errors import InvalidConfigError
-from hf_specdec.lengths import LENGTHS, ConstantLength, CostTable, GoodputLength
+from hf_specdec.lengths import LENGTHS, ConstantLength, CostTable, GoodputLength, GoodputTree, TreeLength
 from hf_specdec.records import AcceptanceRule, LengthController
 from hf_specdec.trees import TreeShape
 
@@ -89,6 +89,11 @@ class BaseConfig(ABC):
             given = type(self.draft_vocabulary).__name__
             raise InvalidConfigError(
                 f"draft_vocabulary must be a DraftVocabulary or the path of a saved one, got {given}"
+            )
+        if isinstance(self.length, GoodputTree | TreeLength) and self.tree_shape is None:
+            raise InvalidConfigError(
+                f"{type(self.length).__name__} sizes trees, which {type(self).__name__} does not draft: pass "
+                "RCSDConfig(tree=...)"
             )
         # Building the parts validates the method's own options before any model runs.
         _check_part("a length controller", self.controller(deterministic=True), "start")

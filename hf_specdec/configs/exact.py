@@ -7,6 +7,7 @@ from typing import final
 
 from hf_specdec.acceptance import Exact
 from hf_specdec.configs.base import BaseConfig
+from hf_specdec.configs.guarding import rule_of
 from hf_specdec.records import AcceptanceRule
 
 
@@ -16,8 +17,14 @@ __all__ = ["ExactConfig"]
 @final
 @dataclass(frozen=True, kw_only=True)
 class ExactConfig(BaseConfig):
-    """Exact speculative decoding (arXiv 2211.17192): the law, or the greedy text, of the target itself."""
+    """Exact speculative decoding (arXiv 2211.17192): the law, or the greedy text, of the target itself.
+
+    Args:
+        guard (`int`, `"auto"`, *optional*): As for [`SpeculativeConfig`]; here every token is judged exactly, whatever it says.
+    """
+
+    guard: int | str | None = "auto"
 
     @property
     def rule(self) -> AcceptanceRule:
-        return Exact()
+        return rule_of(Exact(), self.guard)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, final
 
 from hf_specdec.acceptance import Exact
 from hf_specdec.configs.base import BaseConfig
+from hf_specdec.configs.guarding import rule_of
 from hf_specdec.errors import InvalidConfigError
 from hf_specdec.lengths import ConstantLength, GoodputTree, TreeLength
 from hf_specdec.records import AcceptanceRule, LengthController
@@ -19,18 +20,22 @@ __all__ = ["RCSDConfig"]
 @final
 @dataclass(frozen=True, kw_only=True)
 class RCSDConfig(BaseConfig):
-    """Exact decoding with a drafter network of the EAGLE family, such as RCSD trains on HASS (published: exact, steps 3 to 6).
+    """Decoding with a drafter network of the EAGLE family, such as RCSD trains on HASS (published: exact, steps 3 to 6).
 
     Args:
         steps (`int`): Tokens drafted per round, unless `length` says how many.
         tree ([`TreeShape`] or `str`, *optional*): Draft dynamic trees (EAGLE-2, arXiv 2406.16858) of this size; `"auto"` takes
             the number of nodes that yields the most tokens per second, as [`GoodputTree`] measures it, and
             `length=GoodputTree(...)` says how. None drafts a chain.
+        acceptance (rule or its name): The acceptance rule; exact by default, and always for trees.
+        guard (`int`, `"auto"`, *optional*): As for [`SpeculativeConfig`].
     """
 
     drafting: Literal["auto", "model", "ngram", "hybrid"] = "model"
     steps: int = 5
     tree: TreeShape | Literal["auto"] | None = None
+    acceptance: AcceptanceRule | str = field(default_factory=Exact)
+    guard: int | str | None = "auto"
 
     def __post_init__(self) -> None:
         if isinstance(self.steps, bool) or not isinstance(self.steps, int) or self.steps < 1:
@@ -45,6 +50,12 @@ class RCSDConfig(BaseConfig):
             return
         if self.tree != "auto" and not isinstance(self.tree, TreeShape):
             raise InvalidConfigError(f'tree must be None, "auto" or a TreeShape, got {self.tree!r}')
+        rule = rule_of(self.acceptance, None)
+        if not rule.lossless:
+            raise InvalidConfigError(
+                f"{type(rule).__name__} judges chains only, and tree={self.tree!r} drafts trees: drop acceptance=..., or draft "
+                "chains with tree=None"
+            )
         if self.drafting != "model":
             raise InvalidConfigError(
                 f'a drafter network drafts the tree alone: drop drafting="{self.drafting}", or draft chains with tree=None'
@@ -58,7 +69,7 @@ class RCSDConfig(BaseConfig):
 
     @property
     def rule(self) -> AcceptanceRule:
-        return Exact()
+        return rule_of(self.acceptance, self.guard)
 
     @property
     def tree_shape(self) -> TreeShape | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import final
 
 from hf_specdec.acceptance import Exact
@@ -27,17 +28,24 @@ class SelfDraftConfig(ExitPolicy, BaseConfig):
     `drafting="hybrid"` looks the text up where no exit is confident.
 
     Args:
-        exit_heads (`str`, *optional*): Path or Hub id of saved exit heads; raw ones by default. Heads in memory are passed
-            as `assistant_model=`.
+        exit_heads (`str` or `Path`, *optional*): Path or Hub id of saved exit heads; raw ones by default. Heads in memory are
+            passed as `assistant_model=`.
         acceptance (rule or its name): The acceptance rule; exact by default.
         guard (`int`, `"auto"`, *optional*): As for [`SpeculativeConfig`].
     """
 
-    exit_heads: str | None = None
+    exit_heads: str | Path | None = None
     acceptance: AcceptanceRule | str = field(default_factory=Exact)
     guard: int | str | None = "auto"
 
     def __post_init__(self) -> None:
+        if isinstance(self.exit_heads, Path):  # so that it can be saved
+            object.__setattr__(self, "exit_heads", str(self.exit_heads))
+        if not isinstance(self.exit_heads, str | None):
+            raise InvalidConfigError(
+                f"exit_heads must be the path or Hub id of saved heads, got {type(self.exit_heads).__name__}: pass heads in "
+                "memory as assistant_model=..."
+            )
         ExitPolicy.__post_init__(self)
         BaseConfig.__post_init__(self)
         if self.drafting == "ngram":

@@ -11,19 +11,21 @@ from hf_specdec.networks.export import export_drafter
 
 __all__ = ["export_custom_generate"]
 
-# Transformers runs a copy of this file, so it cannot find the folder that it came from and must be told the drafter.
+# Transformers runs a copy of this file, which cannot find the folder that it came from by itself.
 _CODE = '''"""Speculative decoding with a drafter network; needs `pip install hf_specdec`.
 
-Use it as `model.generate(**inputs, custom_generate=THIS, drafter=...)`; transformers runs it for callers who trust remote code.
+Use it as `model.generate(**inputs, custom_generate=THIS, trust_remote_code=True)`, where THIS is the folder or the Hub id.
 """
 
+import inspect
 import weakref
 
 import hf_specdec
 from hf_specdec.loading import load_assistant
+from hf_specdec.networks.checkpoint import is_draft_checkpoint
 
 
-DRAFTER = {drafter!r}  # Hub id of the drafter that is loaded where none is passed
+DRAFTER = {drafter!r}  # Hub id of the drafter that is loaded where none is passed and THIS holds none
 
 _LOADED = weakref.WeakKeyDictionary()
 
@@ -32,13 +34,17 @@ def generate(*args, model, drafter=None, draft_config="rcsd", **kwargs):
     """As `GenerationMixin.generate`, with a drafter.
 
     Args:
-        drafter: A drafter network, or the folder or Hub id of one; `assistant_model=` is the same.
+        drafter: A drafter network, or the folder or Hub id of one; by default what this code came with. `assistant_model=` is
+            the same.
         draft_config: A config of hf_specdec, the name of a preset, or the folder or Hub id of a saved config.
     """
     assistant = kwargs.pop("assistant_model", None)
     if drafter is not None and assistant is not None:
         raise ValueError("assistant_model and drafter mean the same: pass one of them")
-    drafter = next((each for each in (drafter, assistant, DRAFTER) if each is not None), None)
+    drafter = assistant if drafter is None else drafter
+    if drafter is None:
+        place = _own_place()
+        drafter = place if place is not None and is_draft_checkpoint(place) else DRAFTER
     if drafter is None:
         raise ValueError(
             "custom_generate does not know which drafter to load: pass drafter=..., the folder or Hub id of a drafter network. "
@@ -53,6 +59,12 @@ def generate(*args, model, drafter=None, draft_config="rcsd", **kwargs):
     kwargs.pop("trust_remote_code", None)
     decode = hf_specdec.SpeculativeGenerationMixin.generate
     return decode(model, *args, assistant_model=drafter, speculative_config=draft_config, **kwargs)
+
+
+def _own_place():
+    """THIS, as the caller of `generate` named it: transformers does not hand it on, but its own call still holds it."""
+    place = inspect.currentframe().f_back.f_back.f_locals.get("custom_generate")
+    return place if isinstance(place, str) else None
 '''
 
 
@@ -63,7 +75,7 @@ def export_custom_generate(network: DraftNetwork, directory: str | Path, repo: s
         network ([`DraftNetwork`]): The network. It is not changed.
         directory (`str` or path): Folder to write to.
         repo (`str`, *optional*): Hub id under which the folder will be published. The code loads the drafter from there where
-            the caller passes none.
+            the caller passes none and transformers has not been told where the code is.
 
     Returns:
         `Path`: The folder.

@@ -7,6 +7,7 @@ from hf_specdec.lengths.confidence import ConfidenceLength
 from hf_specdec.lengths.constant import ConstantLength
 from hf_specdec.lengths.costs import CostTable
 from hf_specdec.lengths.goodput import GoodputLength
+from hf_specdec.lengths.noted import NotedLength
 from hf_specdec.lengths.tree import GoodputTree, TreeLength
 
 
@@ -18,6 +19,7 @@ __all__ = [
     "CostTable",
     "GoodputLength",
     "GoodputTree",
+    "NotedLength",
     "TreeLength",
 ]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import final
+from typing import Any, final
 
 from hf_specdec.errors import InvalidConfigError
 
@@ -34,6 +34,10 @@ class CostTable:
             )
         if self.draft_step < 0 or any(seconds <= 0 for _, seconds in self.target):
             raise InvalidConfigError("seconds must be positive")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The table as plain Python values: `CostTable(**table.to_dict())` is the table."""
+        return {"draft_step": self.draft_step, "target": [list(each) for each in self.target]}
 
     def pass_seconds(self, width: int) -> float:
         """Seconds of a target pass over `width` tokens: between two known widths a straight line, flat to the left of them,

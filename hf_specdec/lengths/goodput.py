@@ -125,6 +125,11 @@ class GoodputSchedule:
             return self.controller.costs
         return self._measured.table(self._num_rows)
 
+    def known_costs(self) -> CostTable | None:
+        if self.controller.costs is not None or self.num_rounds == 0:
+            return self.controller.costs
+        return self._measured.table(self.batch_size)
+
     def observe(self, round_: Round) -> None:
         self.num_rounds += 1
         self._num_rows = self.batch_size if round_.num_rows is None else round_.num_rows

@@ -136,6 +136,13 @@ class GoodputTreeSchedule:
                 memory = self.controller.memory
                 self._accepted[size] = memory * known + (1 - memory) * float(accepted)
 
+    def known_costs(self) -> CostTable | None:
+        if self.controller.costs is not None or not self._passes:
+            return self.controller.costs
+        depth = self.controller.shape.depth
+        steps = [statistics.median(each) / min(depth, size) for size, each in self._drafts.items() if size]
+        return CostTable(statistics.median(steps) if steps else 0.0, self._measured())
+
     def _tokens(self, size: int) -> float:
         return 1.0 + self._accepted.get(size, 0.0)
 
@@ -144,9 +151,12 @@ class GoodputTreeSchedule:
         if costs is not None:
             steps = min(self.controller.shape.depth, size)
             return costs.pass_seconds(size + 1) + steps * costs.draft_step
-        measured = tuple((width, statistics.median(self._passes[width])) for width in sorted(self._passes))
         draft = statistics.median(self._drafts[size]) if size in self._drafts else 0.0
-        return CostTable(0.0, measured).pass_seconds(size + 1) + draft
+        return CostTable(0.0, self._measured()).pass_seconds(size + 1) + draft
+
+    def _measured(self) -> tuple[tuple[int, float], ...]:
+        """Median seconds of target passes, by tokens fed."""
+        return tuple((width, statistics.median(self._passes[width])) for width in sorted(self._passes))
 
 
 def _budget(batch_size: int, depth: int, nodes: int) -> Budget:

@@ -14,13 +14,12 @@ from torch import Tensor
 from hf_specdec._compat import undecorated_model
 from hf_specdec.configs import BaseConfig, SelfDraftConfig, load_config
 from hf_specdec.errors import InvalidConfigError
-from hf_specdec.loading import load_model
+from hf_specdec.loading import load_assistant
 from hf_specdec.losslessness.report import Comparison, Kind, LosslessReport
 from hf_specdec.losslessness.runs import GreedyRuns, RowTexts
-from hf_specdec.placement import device_of
 
 
-__all__ = ["Prompt", "default_tolerance", "verify_lossless"]
+__all__ = ["Prompt", "compare_texts", "default_tolerance", "verify_lossless"]
 
 Prompt = str | Sequence[int] | Tensor
 
@@ -77,7 +76,7 @@ def verify_lossless(
         config = replace(config, drafting="ngram")
     config = replace(config, on_drafter_error="raise")
     if isinstance(assistant_model, str | os.PathLike):
-        assistant_model = load_model(assistant_model, dtype=model.dtype, device_map={"": device_of(model)})
+        assistant_model = load_assistant(assistant_model, model)
     rows = [_token_ids(prompt, tokenizer) for prompt in prompts]
     if not rows:
         raise InvalidConfigError("verify_lossless needs at least one prompt")
@@ -85,7 +84,7 @@ def verify_lossless(
     comparisons: list[Comparison] = []
     for start in range(0, len(rows), batch_size):
         for texts in runs.decode(rows[start : start + batch_size]):
-            comparisons.append(_compare(len(comparisons), runs, texts, tolerance))
+            comparisons.append(compare_texts(len(comparisons), runs, texts, tolerance))
         if progress is not None:
             progress(len(comparisons), len(rows))
     return LosslessReport(tuple(comparisons), config.rule.lossless, runs.plain_seconds, runs.speculative_seconds)
@@ -109,7 +108,15 @@ def default_tolerance(model: Any, scale: float) -> float:
     return max(units, _SINGLE_PRECISION_FLOOR) if bare.dtype == torch.float32 else units
 
 
-def _compare(index: int, runs: GreedyRuns, texts: RowTexts, tolerance: float | None) -> Comparison:
+def compare_texts(index: int, runs: GreedyRuns, texts: RowTexts, tolerance: float | None) -> Comparison:
+    """Whether the two texts of a row are equal, and what the target says where they part.
+
+    Args:
+        index (`int`): Which prompt it is.
+        runs ([`GreedyRuns`]): What made the texts.
+        texts ([`RowTexts`]): The texts.
+        tolerance (`float`, *optional*): As for [`verify_lossless`].
+    """
     common = min(len(texts.plain), len(texts.speculative))
     position = next((i for i in range(common) if texts.plain[i] != texts.speculative[i]), common)
     kind: Kind = "fault" if runs.config.rule.lossless else "relaxed"

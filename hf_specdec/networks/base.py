@@ -44,6 +44,7 @@ class _Borrowed:
 
     embedding: Any
     head: Any
+    architectures: tuple[str, ...]
 
 
 class DraftNetwork(PreTrainedModel, ABC):
@@ -171,7 +172,8 @@ class DraftNetwork(PreTrainedModel, ABC):
         config = inner.config.get_text_config(decoder=True)
         self.check_target(inner, config)
         TargetIdentity.of_config(self.config).check(inner, tokenizer)
-        self._borrowed = _Borrowed(inner.get_input_embeddings(), inner.get_output_embeddings())
+        names = tuple(inner.config.architectures or (type(inner).__name__,))
+        self._borrowed = _Borrowed(inner.get_input_embeddings(), inner.get_output_embeddings(), names)
 
     def twin(self) -> DraftNetwork:
         """A copy with weights of its own that borrows from the same target, in evaluation mode."""
@@ -229,6 +231,11 @@ class DraftNetwork(PreTrainedModel, ABC):
                 "or call attach(model)"
             )
         return self._borrowed
+
+    @property
+    def target_architectures(self) -> tuple[str, ...]:
+        """The class names in the target's config; none while the network has no target."""
+        return () if self._borrowed is None else self._borrowed.architectures
 
     def target_logits(self, states: Tensor) -> Tensor:
         """The target's own head on `states`, in the head's dtype and on its device, brought back to the network's."""

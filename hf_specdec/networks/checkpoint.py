@@ -19,10 +19,11 @@ from hf_specdec.errors import IncompatibleDraftError, InvalidConfigError
 from hf_specdec.networks.tensor_names import PICKLED, SAFE, tensor_names
 
 
-__all__ = ["Checkpoint", "is_draft_checkpoint", "read_checkpoint", "read_json_object"]
+__all__ = ["Checkpoint", "is_draft_checkpoint", "is_exit_heads", "read_checkpoint", "read_json_object"]
 
 _MARKERS = ("speculators_model_type", "draft_vocab_size", "eagle_config", "eagle_aux_hidden_state_layer_ids")
 _TYPES = ("eagle_drafter", "eagle3_drafter")
+_EXIT_HEADS = "hf_specdec_exit_heads"
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,12 @@ def is_draft_checkpoint(id_or_path: str | os.PathLike[str]) -> bool:
     names = tensor_names(partial(_fetch, id_or_path))
     # EAGLE-1 configs of the LLaMA-3 family say whether `fc` has a bias; no other one-layer Llama config has that field.
     return "bias" in config if names is None else "fc.weight" in names
+
+
+def is_exit_heads(id_or_path: str | os.PathLike[str]) -> bool:
+    """Whether a folder or Hub id holds exit heads."""
+    path = _fetch(id_or_path, "config.json")
+    return path is not None and read_json_object(path).get("model_type") == _EXIT_HEADS
 
 
 def _fetch(id_or_path: str | os.PathLike[str], name: str) -> Path | None:

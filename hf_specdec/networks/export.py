@@ -126,7 +126,7 @@ def _speculators(network: DraftNetwork, steps: int) -> tuple[dict[str, Any], dic
                     "accept_tolerance": 0.0,
                 }
             ],
-            "verifier": {"name_or_path": config.target_name, "architectures": []},
+            "verifier": {"name_or_path": config.target_name, "architectures": list(three.target_architectures)},
         },
     } | {name: getattr(config, name) for name in _FLAGS}
     tensors = {name.replace("midlayer.", "layers.0.", 1): value for name, value in three.state_dict().items()}

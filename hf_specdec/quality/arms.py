@@ -64,6 +64,10 @@ def _arm(name: str, threshold: float, length: int, learnt: Learnt) -> Arm:
         return _ours(name, ExactConfig(), length)
     if (special := procedure_arm(name) or rule_arm(name, length, learnt)) is not None:
         return special
+    if "=" in name:
+        raise InvalidConfigError(
+            f"{name}: a quality measurement knows its arms by name alone, so that it can be resumed"
+        )
     try:
         arm = parse_arm(name)
     except InvalidConfigError as error:

@@ -5,9 +5,11 @@ import dataclasses
 import pytest
 import torch
 
+from hf_specdec import NucleusConfig, SelfDraftConfig, SpeculativeConfig, TreeShape
 from hf_specdec._compat import CACHE_KEY
-from hf_specdec.bench import Costs, Row, measure_costs, parse_arm, summarize
+from hf_specdec.bench import Costs, Row, check_arms, measure_costs, parse_arm, summarize
 from hf_specdec.bench.costs import _Passes
+from hf_specdec.bench.report import markdown
 from hf_specdec.bench.summary import predicted_speedup
 from hf_specdec.errors import InvalidConfigError
 from hf_specdec.prefix_lm import PrefixLM
@@ -61,6 +63,14 @@ def test_summary_figures_by_hand():
         ours["predicted_speedup"]
     )  # plain makes one token a second
     assert ours["loop_efficiency"] == pytest.approx(2.0 / ours["predicted_speedup"])
+    assert ours["theoretical_limit"] == 2.0  # tokens per round; a draft step alone would allow 4
+    by_length = [sum(0.75**i for i in range(g + 1)) / (0.25 * g + COSTS.v(g)) for g in range(12)]
+    assert ours["leviathan_limit"] == pytest.approx(max(by_length))
+    dear = summarize(rows, dataclasses.replace(COSTS, draft_step=0.8))["model"]
+    assert dear["theoretical_limit"] == pytest.approx(1 / 0.8)
+    lookup = [rows[0], row("ngram", [1, 2, 3, 4], 2.0, [[3, 3, "ngram"], [1, 1, "ngram"]])]
+    assert summarize(lookup, dataclasses.replace(COSTS, draft_step=0.8))["ngram"]["theoretical_limit"] == 2.0
+    assert "`model`: 2.00x at most, " in markdown({"tasks": figures}, {})
 
 
 def test_different_tokens_are_seen():
@@ -124,6 +134,53 @@ def test_arms_mean_what_they_say():
     assert parse_arm("easd-1.5").config.entropy_threshold == 1.5
     assert parse_arm("stock-assistant-5").stock == {"assistant_model": True, "num_assistant_tokens": 5}
     assert not parse_arm("ngram-4").needs_draft
+    assert isinstance(parse_arm("self-draft").config, SelfDraftConfig)
+    assert not parse_arm("self-draft").needs_draft
+    assert parse_arm("tree").config.tree == "auto"
+    assert parse_arm("tree-4").config.tree == TreeShape(4, total_nodes=4)
+    assert parse_arm("tree-24").config.tree == TreeShape(total_nodes=24)
+    for name in ("default", "model-7", "easd", "self-draft", "tree"):
+        assert parse_arm(name).config.on_drafter_error == "raise"
+
+
+def test_any_configuration_is_an_arm_under_a_name_of_its_own(tmp_path):
+    config = NucleusConfig(nucleus_p=0.5, length=3)
+    config.save_pretrained(tmp_path)
+    arm = parse_arm(f"half={tmp_path}")
+    assert (arm.name, arm.needs_draft) == ("half", True)
+    assert arm.config == dataclasses.replace(config, on_drafter_error="raise")
+    assert not parse_arm("own=self_draft").needs_draft
+    SpeculativeConfig(drafting="ngram").save_pretrained(tmp_path)
+    assert not parse_arm(f"lookup={tmp_path}").needs_draft
+    for name in ("plain=easd", "model-3=easd", "my-reduced=easd", "two words=easd", "=easd"):
+        with pytest.raises(InvalidConfigError, match="a name of its own"):
+            parse_arm(name)
+    with pytest.raises(InvalidConfigError, match="the arm mine cannot read its configuration"):
+        parse_arm("mine=org/nothing-here")
+
+
+@pytest.mark.parametrize(
+    ("names", "options", "message"),
+    [
+        ("model-3", {}, "needs the arm plain"),
+        ("plain,model-3,model-3", {}, "each arm once, got model-3"),
+        ("plain,model-3,own=easd", {"has_draft": False}, "model-3, own need a draft model"),
+        ("plain,stock-lookup-3", {"batch_size": 2}, "one prompt at a time"),
+    ],
+)
+def test_arms_that_cannot_run_together(names, options, message):
+    with pytest.raises(InvalidConfigError, match=message):
+        check_arms([parse_arm(name) for name in names.split(",")], **{"has_draft": True, **options})
+
+
+def test_what_was_not_priced_is_not_predicted():
+    plain = row("plain", [1] * 4, 4.0)
+    for source, unpriced in (("self", ()), ("tree", ()), ("model", ["other"])):
+        figures = summarize([plain, row("other", [1] * 4, 2.0, [[3, 4, source]])], COSTS, unpriced=unpriced)["other"]
+        assert figures["speedup"] == 2.0
+        assert figures["predicted_speedup"] is figures["loop_efficiency"] is figures["ceiling_speedup"] is None
+    assert parse_arm("model-3").is_priced
+    assert not any(parse_arm(name).is_priced for name in ("self-draft", "tree", "plain"))
 
 
 @pytest.mark.parametrize("kind", ["eagle", "eagle3-reduced"])

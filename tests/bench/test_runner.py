@@ -6,8 +6,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from hf_specdec import InvalidConfigError
-from hf_specdec.bench import Benchmark, Costs, economize, parse_arm, summarize
+from hf_specdec import InvalidConfigError, SelfDraftConfig
+from hf_specdec.bench import Benchmark, Costs, divergences, economize, parse_arm, summarize
+from hf_specdec.bench.report import markdown, report_paths
+from tests.networks import drafter_for, small_target
 from tests.toys import noisy_copy, prompts, state_of, tiny_llama
 
 
@@ -187,3 +189,61 @@ def test_economize_decodes_the_same_prompts(tmp_path, temperature):
         assert 1 <= row.decode_rounds <= row.decode_tokens <= 11
         assert temperature is not None or row.tokens == plain[row.prompt]
     assert state_of(bench.target)[:2] == before
+
+
+def test_self_drafts_trees_and_saved_configurations_are_arms(tmp_path):
+    target = small_target()
+    texts = prompts(2, columns=8)["input_ids"].tolist()
+    SelfDraftConfig(exit_layers=[2, 4], confidence_threshold=0.0, length=2).save_pretrained(tmp_path)
+    arms = [parse_arm(name) for name in ("plain", "self-draft", f"exits={tmp_path}", "tree-4", "model-2")]
+    bench = Benchmark(target, drafter_for(target, "eagle"), WordPieces(), texts, arms, max_new_tokens=12)
+    rows = bench.run()
+    costs = Costs({1: 0.010, 2: 0.011, 3: 0.012, 4: 0.013}, 0.002, 8)
+    figures = summarize(rows, costs, unpriced=[arm.name for arm in arms if not arm.is_priced])
+    assert all(each["text_equal"] == 1.0 for each in figures.values())
+    assert sum(row.stats["num_draft_tokens"] for row in rows if row.arm in ("exits", "tree-4")) > 0
+    assert {name for name, each in figures.items() if each["predicted_speedup"] is not None} == {"model-2"}
+
+
+def test_a_causal_lm_drafts_no_trees():
+    with pytest.raises(InvalidConfigError, match="tree-4 draft trees, which needs a drafter network"):
+        benchmark("plain", "tree-4")
+
+
+def test_texts_that_part_are_found_and_rounding_is_told_from_faults():
+    bench = benchmark("plain", "model-3", "easd")
+    rows = bench.run()
+    assert divergences(bench, [row for row in rows if row.arm != "easd"]) == {}
+    ours = next(row for row in rows if (row.arm, row.prompt) == ("model-3", 1))
+    ours.tokens[5] = (ours.tokens[5] + 1) % 64
+    [parted] = divergences(bench, rows)["model-3"]
+    assert (parted["prompt"], parted["position"], parted["kind"]) == (1, 5, "fault")
+    logits = bench.target(torch.tensor([bench.prompts[1] + ours.tokens[:5]])).logits[0, -1].detach()
+    assert parted["gap"] == pytest.approx(float(logits.topk(2).values.diff().abs()), abs=1e-4)
+    assert "prompt 1 at new token 5, fault (top-2 gap" in markdown(
+        {"tasks": {"model-3": {"divergences": [parted]}}}, {}
+    )
+    del ours.tokens[5:]
+    [ended] = divergences(bench, rows)["model-3"]
+    assert (ended["position"], ended["gap"]) == (5, None)
+
+
+def test_batches_are_compared_row_by_row():
+    bench = ragged("plain", "model-3")
+    rows = bench.run()
+    assert divergences(bench, rows) == {}
+    ours = next(row for row in rows if (row.arm, row.prompt) == ("model-3", 1))
+    ours.batch[1][2] = (ours.batch[1][2] + 1) % 64
+    assert [(each["prompt"], each["position"]) for each in divergences(bench, rows)["model-3"]] == [(4, 2)]
+
+
+@pytest.mark.parametrize(
+    ("prefix", "names"),
+    [
+        ("results", ["results.json", "results.md", "results.png"]),
+        ("qwen1.5", ["qwen1.5.json", "qwen1.5.md", "qwen1.5.png"]),
+        ("results.json", ["results.json", "results.md", "results.png"]),
+    ],
+)
+def test_a_dot_in_a_name_is_part_of_it(prefix, names, tmp_path):
+    assert report_paths(tmp_path / prefix) == [tmp_path / name for name in names]

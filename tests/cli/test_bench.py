@@ -1,7 +1,9 @@
 """`specdec bench`: its three outputs, resuming, and equal texts."""
 
+import dataclasses
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -9,7 +11,8 @@ import time
 
 import pytest
 
-from hf_specdec import DraftVocabulary
+import hf_specdec.loop
+from hf_specdec import DraftVocabulary, EASDConfig
 from tests.networks import drafter_for
 
 
@@ -179,3 +182,80 @@ def test_a_command_that_needs_a_causal_lm_says_so(pair, data, tmp_path, run):
     command = ["calibrate", "easd", "--target", pair.target, "--draft", tmp_path / "eagle", "--data", data]
     command += ["--prompt-field", "question", "--field", "question"]
     assert "is a drafter network, and this command needs a causal LM" in " ".join(run(*command, code=2).stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--arms", "plain,nonsense"], "known"),
+        (["--arms", "model-3"], "needs the arm plain"),
+        (["--arms", "plain,model-reduced-3", "--draft-vocabulary", "missing"], "no draft vocabulary"),
+        (["--arms", "plain,stock-lookup-3", "--batch-size", "2"], "one prompt at a time"),
+        (["--data", "missing.jsonl"], "missing.jsonl"),
+        (["--field", "nothing"], "no text in the field 'nothing'"),
+        (["--arms", "plain,mine=nowhere/at-all"], "the arm mine cannot read its configuration"),
+    ],
+)
+def test_what_needs_no_model_is_refused_before_one_is_loaded(pair, data, tmp_path, run, monkeypatch, more, message):
+    monkeypatch.setattr("hf_specdec.cli.bench.load_models", None)
+    command = options_for(pair, data, tmp_path / "r", *more)
+    assert message in " ".join(run(*command, code=2).stderr.split())
+
+
+def test_two_data_sets_of_one_name_are_refused(pair, data, tmp_path, run, monkeypatch):
+    monkeypatch.setattr("hf_specdec.cli.bench.load_models", None)
+    for split in ("train", "test"):
+        (tmp_path / f"{split}.jsonl").write_text(data.read_text())
+    command = options_for(pair, tmp_path / "train.jsonl", tmp_path / "r", "--data", tmp_path / "test.jsonl")
+    assert f"would both be called {tmp_path.name.lower()}" in " ".join(run(*command, code=2).stderr.split())
+
+
+def test_resuming_with_other_models_prompts_or_configs_is_refused(pair, data, tmp_path, run, monkeypatch):
+    EASDConfig(top_n=3).save_pretrained(tmp_path / "config")
+    arms = ["--arms", f"plain,mine={tmp_path / 'config'}", "--limit", "1", "--resume"]
+    command = options_for(pair, data, tmp_path / "result", *arms)
+    run(*command)
+    monkeypatch.setattr("hf_specdec.cli.bench.load_models", None)
+
+    def refused(*options):
+        return " ".join(run(*options, code=2).stderr.split())
+
+    assert "other quantization" in refused(*command, "--quantization", "8bit")
+    shutil.copytree(pair.draft, tmp_path / "draft")  # another folder of the same name
+    swapped = [tmp_path / "draft" if each == pair.draft else each for each in command]
+    assert "other models" in refused(*swapped)
+    EASDConfig(top_n=4).save_pretrained(tmp_path / "config")
+    assert "other configs" in refused(*command)
+    EASDConfig(top_n=3).save_pretrained(tmp_path / "config")
+    data.write_text('{"question": "w9 w8 w7"}\n')
+    assert "other prompts" in refused(*command)
+
+
+def test_a_dotted_output_keeps_its_name(pair, data, tmp_path, run_json):
+    printed = run_json(*options_for(pair, data, tmp_path / "pair-1.5", "--arms", "plain,ngram-2", "--limit", "1"))
+    assert {path.name for path in tmp_path.glob("pair-1.5.*")} == {
+        "pair-1.5.json", "pair-1.5.md", "pair-1.5.png", "pair-1.5.tasks.rows.jsonl", "pair-1.5.tasks.rows.settings.json",
+    }  # fmt: skip
+    assert printed["environment"]["baseline"] == "eager"  # layers as small as these stay as they are
+    assert printed["environment"]["dtype"] == "float32"
+
+
+def test_a_text_that_should_be_plain_decodings_and_is_not_ends_in_exit_code_1(pair, data, tmp_path, run, monkeypatch):
+    def faulty(*arguments):
+        verdict = verify(*arguments)
+        return dataclasses.replace(verdict, next_tokens=(verdict.next_tokens + 1) % 64)
+
+    verify = hf_specdec.loop.verify
+    monkeypatch.setattr(hf_specdec.loop, "verify", faulty)
+    command = options_for(pair, data, tmp_path / "r", "--arms", "plain,stock-lookup-3,model-3", "--limit", "2")
+    assert "although exact: model-3 on tasks" in " ".join(run(*command, code=1).stderr.split())
+    figures = json.loads((tmp_path / "r.json").read_text())["summary"]["tasks"]
+    assert {each["kind"] for each in figures["model-3"]["divergences"]} == {"fault"}
+    assert "divergences" not in figures["stock-lookup-3"]
+    assert "texts that part from plain decoding's: prompt 0 at new token" in (tmp_path / "r.md").read_text()
+
+
+@pytest.mark.parametrize("content", ["{broken", "[1, 2]"])
+def test_a_first_line_that_is_no_object_is_explained(pair, data, tmp_path, run, content):
+    data.write_text(content + "\n")
+    assert "tasks.jsonl, line 1" in run(*options_for(pair, data, tmp_path / "r"), code=2).stderr

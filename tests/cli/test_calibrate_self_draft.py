@@ -1,6 +1,6 @@
 """`specdec calibrate self-draft`: settings by replay, and a config that can be loaded."""
 
-from hf_specdec import ExitHeads, ExitHeadsConfig, SelfDraftConfig
+from hf_specdec import DraftVocabulary, ExitHeads, ExitHeadsConfig, SelfDraftConfig
 from tests.toys import prompts
 
 
@@ -31,3 +31,21 @@ def test_what_cannot_be_replayed_is_said_before_it_is_measured(pair, tmp_path, r
     refused = run(*options, "--exits", "1,2", "--ablation", code=2).stderr
     assert "--ablation needs 3 exits or more, got [1, 2]" in " ".join(refused.split())
     assert "raise --max-new-tokens" in " ".join(run(*options, code=2).stderr.split())
+
+
+def test_a_draft_vocabulary_is_replayed_priced_and_saved(pair, tmp_path, run_json, run):
+    data = tmp_path / "prompts.txt"
+    data.write_text("w1 w4 w2\nw5 w8 w6\n")
+    vocabulary = DraftVocabulary.from_texts(pair.tokenizer, ["w1 w2 w3 w4 w5 w6 w7 w8"] * 2, 20)
+    path = vocabulary.save(tmp_path / "words.safetensors")
+    options = ["calibrate", "self-draft", "--target", pair.target, "--data", data, "--max-new-tokens", 8]
+    found = run_json(*options, "--vocabulary", path, "--save", tmp_path / "config")
+    assert found["costs"]["head"] < found["costs"]["step"]
+    config = SelfDraftConfig.from_pretrained(tmp_path / "config")
+    assert config.draft_vocabulary == str(path)
+    asked = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
+    drafted = pair.model.generate(**prompts(), **asked, speculative_config=config)
+    assert drafted.tolist() == pair.model.generate(**prompts(), **asked).tolist()
+    assert "no draft vocabulary at" in run(*options, "--vocabulary", tmp_path / "none", code=2).stderr
+    other = DraftVocabulary(vocabulary.token_ids, vocabulary.vocab_size, "another").save(tmp_path / "other.safetensors")
+    assert "another tokenizer" in " ".join(run(*options, "--vocabulary", other, code=2).stderr.split())

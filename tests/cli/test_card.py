@@ -9,6 +9,7 @@ import pytest
 from huggingface_hub import ModelCard
 
 import hf_specdec.hub.publish as publishing
+from hf_specdec.cli import app
 from hf_specdec.hub.card import render_card
 from tests.networks import drafter_for, small_target
 
@@ -20,8 +21,6 @@ FACTS = ("--base-model", "org/target", "--name", "org/drafter", "--license", "ap
 def measured(pair, tmp_path_factory):
     """The report of a benchmark that was run: an exact arm, a relaxed one and two that are not this package's."""
     from typer.testing import CliRunner
-
-    from hf_specdec.cli import app
 
     folder = tmp_path_factory.mktemp("bench")
     data = folder / "tasks.txt"
@@ -218,3 +217,32 @@ def test_incomplete_folders_are_refused(missing, carded, hub, run):
 def test_repositories_that_are_none(repo_id, carded, hub, run):
     assert "--repo must be ORG/NAME" in run("publish", carded, "--repo", repo_id, code=2).stderr
     assert hub.repos == []
+
+
+def test_both_commands_speak_json(folder, measured, hub, run_json):
+    written = run_json("card", folder, "--results", measured, *FACTS)
+    assert written == {
+        "drafter": str(folder), "out": str(folder), "files": ["README.md", "results.json", "results.png"],
+    }  # fmt: skip
+    dry = run_json("publish", folder, "--repo", "org/drafter", "--dry-run")
+    assert dry["commit"] is None
+    assert hub.commits == []
+    sent = run_json("publish", folder, "--repo", "org/drafter")
+    assert sent["commit"] == "https://hub/commit"
+    assert set(sent["files"]) == set(dry["files"]) == hub.commits[0][1].keys()
+    assert sent["num_bytes"] == sum(len(content) for content in hub.commits[0][1].values())
+
+
+def test_every_command_has_help_and_json():
+    """As the page of the command line says."""
+    from typer.main import get_command
+
+    def leaves(command, name):
+        if not hasattr(command, "commands"):
+            yield name, {option for each in command.params for option in each.opts}
+        for child, each in getattr(command, "commands", {}).items():
+            yield from leaves(each, f"{name} {child}")
+
+    commands = dict(leaves(get_command(app), "specdec"))
+    assert len(commands) > 12
+    assert [name for name, options in commands.items() if "--json" not in options] == []

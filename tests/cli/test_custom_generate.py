@@ -1,11 +1,13 @@
 """`specdec export --format custom_generate`: a folder whose code transformers runs."""
 
 import functools
+import shutil
 
 import pytest
 import torch
 from typer.testing import CliRunner
 
+import hf_specdec
 from hf_specdec import InvalidConfigError, RCSDConfig, TreeShape
 from hf_specdec.cli import app
 from hf_specdec.networks import AutoDrafter
@@ -86,9 +88,34 @@ def test_a_drafter_is_loaded_once_for_a_model(folder, model, monkeypatch):
     assert len(loads) == 1
 
 
-def test_without_any_drafter(folder, model):
+def test_the_drafter_beside_the_code_is_the_default(folder, model):
+    """`model.generate(custom_generate="folder", trust_remote_code=True)` and nothing else."""
+    out = custom(model, folder, return_dict_in_generate=True)
+    assert torch.equal(out.sequences, model.generate(**prompts(), **OPTIONS))
+    assert out.speculative_stats.num_draft_tokens > 0
+    inputs = prompts()
+    positional = model.generate(inputs["input_ids"], custom_generate=str(folder), trust_remote_code=True, **OPTIONS)
+    assert torch.equal(positional, model.generate(inputs["input_ids"], **OPTIONS))
+
+
+def test_it_is_the_default_without_the_hook_too(folder, model):
+    hf_specdec.uninstall()
+    try:
+        out = custom(model, folder, return_dict_in_generate=True)
+    finally:
+        hf_specdec.install()
+    assert torch.equal(out.sequences, model.generate(**prompts(), **OPTIONS))
+    assert out.speculative_stats.num_draft_tokens > 0
+
+
+def test_without_any_drafter(folder, model, tmp_path):
+    code = model.load_custom_generate(str(folder), trust_remote_code=True)
     with pytest.raises(ValueError, match=r"pass drafter=.*--repo ORG/NAME"):
-        custom(model, folder)
+        code(model=model, **prompts(), **OPTIONS)
+    alone = tmp_path / "code_alone"
+    shutil.copytree(folder / "custom_generate", alone / "custom_generate")
+    with pytest.raises(ValueError, match=r"pass drafter=.*--repo ORG/NAME"):
+        custom(model, alone)
 
 
 def test_a_hub_id_is_written_into_the_code(folder, model, tmp_path, monkeypatch):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hf_specdec import ExitHeads, SelfDraftConfig
+from hf_specdec import ExitHeads, ExitHeadsConfig, SelfDraftConfig
 from tests.toys import prompts
 
 
@@ -41,3 +41,25 @@ def test_options_before_the_subcommand_are_refused(options, run):
 
 def test_train_says_what_it_needs(run):
     assert "--data, --recipe, --out" in run("train", "--target", "x", code=2).stderr
+
+
+def test_a_vocabulary_that_is_not_there_is_missed_before_the_model_is_loaded(options, run, monkeypatch, tmp_path):
+    monkeypatch.setattr("hf_specdec.cli.models.load_models", None)
+    more = ["--kind", "linear", "--out", tmp_path / "heads", "--vocabulary", tmp_path / "none"]
+    assert "no draft vocabulary at" in run(*options, *more, code=2).stderr
+
+
+def test_heads_are_named_on_the_command_line(pair, tmp_path, run, run_json):
+    heads = ExitHeads(ExitHeadsConfig("linear", [1, 2], hidden_size=pair.model.config.hidden_size))
+    heads.save_pretrained(tmp_path / "heads")
+    options = ["--target", pair.target, "--assistant", tmp_path / "heads"]
+    common = ["--prompt", "w1 w2 w3", "--max-new-tokens", 8]
+    drafted = run_json("generate", *options, "--config", "self_draft", *common)
+    plain = run_json("generate", "--target", pair.target, "--plain", *common)
+    assert drafted["outputs"][0]["tokens"] == plain["outputs"][0]["tokens"]
+    assert "exit_depths" in drafted["outputs"][0]["stats"]["events"]
+    (tmp_path / "data.txt").write_text("w1\n")
+    bench = ["bench", *options, "--data", tmp_path / "data.txt", "--out", tmp_path / "r"]
+    assert "NAME=CONFIG" in " ".join(run(*bench, code=2).stderr.split())
+    calibrate = ["calibrate", "easd", *options, "--data", tmp_path / "data.txt"]
+    assert "is exit heads, and this command needs a causal LM" in " ".join(run(*calibrate, code=2).stderr.split())

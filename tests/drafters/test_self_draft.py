@@ -73,7 +73,7 @@ def test_a_hard_token_costs_nothing_extra(model):
         out = decode(model)
     assert calls == plain_calls
     assert out.speculative_stats.num_draft_tokens == 0
-    assert out.speculative_stats.events["exit_depths"] == 0
+    assert out.speculative_stats.events["exit_depths"] == {}
 
 
 def test_the_lower_layers_lead_and_every_layer_holds_what_it_has_run(model, monkeypatch):

@@ -7,6 +7,7 @@ import hf_specdec
 from hf_specdec import (
     ConstantLength,
     EASDConfig,
+    ExactConfig,
     ExitHeads,
     ExitHeadsConfig,
     GoodputLength,
@@ -51,7 +52,7 @@ def test_prompt_lookup_where_no_exit_is_confident(model):
     )
     assert torch.equal(out.sequences, reference)
     assert out.speculative_stats.num_draft_tokens > 0
-    assert out.speculative_stats.events["exit_depths"] == 0
+    assert out.speculative_stats.events["exit_depths"] == {}
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])
@@ -89,10 +90,11 @@ def test_untrained_heads_are_raw_and_can_be_saved(model, kind, tmp_path):
     config = SelfDraftConfig(confidence_threshold=0.05, length=4, on_drafter_error="raise")
     from_file = SelfDraftConfig(confidence_threshold=0.05, length=4, on_drafter_error="raise", exit_heads=str(tmp_path))
     raw = decode(model, config=SelfDraftConfig(exit_layers=EXITS, confidence_threshold=0.05, length=4))
-    for out in (decode(model, config=config, assistant_model=heads), decode(model, config=from_file)):
+    by_path = decode(model, config=config, assistant_model=tmp_path)
+    for out in (decode(model, config=config, assistant_model=heads), decode(model, config=from_file), by_path):
         assert torch.equal(out.sequences, raw.sequences)
         assert out.speculative_stats.events == raw.speculative_stats.events
-        assert out.speculative_stats.events["exit_depths"] != 0
+        assert sum(out.speculative_stats.events["exit_depths"].values()) > 0
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])
@@ -196,6 +198,12 @@ def test_a_config_survives_saving(tmp_path):
     config = SelfDraftConfig(exit_layers=[2, 4], annealing=0.25, max_width=3, acceptance=EASDConfig().rule)
     config.save_pretrained(tmp_path)
     assert SelfDraftConfig.from_pretrained(tmp_path) == config
+    heads = SelfDraftConfig(exit_heads=tmp_path / "heads")
+    assert heads.exit_heads == str(tmp_path / "heads")
+    heads.save_pretrained(tmp_path)
+    assert SelfDraftConfig.from_pretrained(tmp_path) == heads
+    with pytest.raises(InvalidConfigError, match=r"got ExitHeads: pass heads in memory as assistant_model"):
+        SelfDraftConfig(exit_heads=ExitHeads(ExitHeadsConfig(exit_layers=[2])))
 
 
 def test_temperatures_anneal_and_confidences_look_at_the_law_alone():
@@ -215,3 +223,16 @@ def test_noisy_weights_change_nothing_of_this():
         model = noisy_copy(tiny_llama(layers=LAYERS), seed=seed)
         for config in (CONFIG, SelfDraftConfig(exit_layers=EXITS, confidence_threshold=0.2)):
             assert torch.equal(decode(model, 3, config).sequences, decode(model, 3, None).sequences)
+
+
+def test_heads_by_path_serve_any_config(model, tmp_path):
+    ExitHeads(ExitHeadsConfig("linear", EXITS, hidden_size=model.config.hidden_size)).save_pretrained(tmp_path)
+    never = EASDConfig(overlap_threshold=2.0, length=3, on_drafter_error="raise")
+    for config in (never, ExactConfig(length=3, on_drafter_error="raise")):
+        out = decode(model, config=config, assistant_model=str(tmp_path))
+        assert torch.equal(out.sequences, decode(model, config=None).sequences)
+        assert "exit_depths" in out.speculative_stats.events
+    report = verify_lossless(model, [[5, 6, 7]], assistant_model=tmp_path, max_new_tokens=8)
+    assert report.equal
+    with pytest.raises(InvalidConfigError, match="pass one of them"):
+        decode(model, config=SelfDraftConfig(exit_heads=tmp_path), assistant_model=tmp_path)

@@ -1,5 +1,6 @@
 """The goodput controller against simulated drafters whose acceptance and costs are known."""
 
+import json
 import random
 import statistics
 
@@ -286,3 +287,26 @@ def test_free_drafts_on_trial_are_as_long_as_their_pass_is_cheap():
         schedule._record("ngram-3").resume_at = 0
         widest[cost] = schedule.forecast().rates["ngram-3"].count(1.0)
     assert widest == {0.01: 16, 0.2: 2, 1.0: 1}
+
+
+def test_the_costs_of_a_run_are_in_its_statistics():
+    """Frozen ones as they were given, measured ones ready to be frozen."""
+    model, costs = tiny_llama(), CostTable(0.1, ((1, 1.0), (6, 1.2)))
+    draft = noisy_copy(model)
+
+    def stats_of(length, **options):
+        config = SpeculativeConfig(length=length, drafting="model", on_drafter_error="raise")
+        options = {"max_new_tokens": 12, "pad_token_id": 0, "return_dict_in_generate": True, **options}
+        return model.generate(
+            **prompts(2), **options, assistant_model=draft, speculative_config=config
+        ).speculative_stats
+
+    frozen = stats_of(GoodputLength(costs=costs), do_sample=True)
+    assert frozen.costs == costs
+    assert CostTable(**json.loads(json.dumps(frozen.to_dict()))["costs"]) == costs
+    measured = stats_of("auto").costs
+    assert measured.pass_seconds(1) > 0
+    assert stats_of(GoodputLength(costs=measured), do_sample=True).costs == measured
+    assert stats_of(3).costs is None
+    assert stats_of(3).to_dict()["costs"] is None
+    assert stats_of("auto", max_new_tokens=1).costs is None  # nothing was measured

@@ -256,6 +256,7 @@ def test_the_keys_of_each_format(tmp_path):
     config = json.loads((tmp_path / "speculators" / "config.json").read_text())
     assert config["norm_before_residual"] is False
     assert config["transformer_layer_config"]["vocab_size"] == V
+    assert config["speculators_config"]["verifier"]["architectures"] == ["LlamaForCausalLM"]
     assert set(load_file(export_drafter(drafter_for(target(), "eagle"), tmp_path / "s", "sglang") / "model.safetensors")) == {
         "fc.weight", "fc.bias", *layer("layers.0.", H),
     }  # fmt: skip

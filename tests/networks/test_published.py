@@ -17,6 +17,7 @@ pytestmark = pytest.mark.hub
 # Hub id, revision: (class, hidden size, target vocabulary, draft vocabulary)
 PUBLISHED = {
     ("yuhuili/EAGLE-LLaMA3.1-Instruct-8B", "main"): (EagleDrafter, 4096, 128256, None),
+    ("HArmonizedSS/HASS-LLaMA3-Instruct-8B", "main"): (EagleDrafter, 4096, 128256, None),
     ("yuhuili/EAGLE3-LLaMA3.1-Instruct-8B", "main"): (Eagle3Drafter, 4096, 128256, 32000),
     ("AngelSlim/Qwen3-1.7B_eagle3", "main"): (Eagle3Drafter, 2048, 151936, 32000),
     ("RedHatAI/Llama-3.1-8B-Instruct-speculator.eagle3", "main"): (Eagle3Drafter, 4096, 128256, 32000),

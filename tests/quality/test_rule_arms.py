@@ -49,6 +49,7 @@ def test_a_value_is_the_rules_first_option():
         ("relaxed_thinking", "ends thinking"),
         ("nucleus-2", "nucleus_p must lie"),
         ("nonsense-3", "unknown arm"),
+        ("mine=easd", "by name alone"),
     ],
 )
 def test_arms_that_cannot_be_measured_say_why(name, message):

@@ -9,7 +9,9 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, LlamaForCausalLM
 
-from hf_specdec import EASDConfig, InvalidConfigError, load_model
+from hf_specdec import EASDConfig, InvalidConfigError, load_model, verify_lossless
+from hf_specdec.networks.export import export_drafter
+from tests.networks import drafter_for, small_target
 from tests.toys import prompts, tiny_llama
 from tests.traps import ACCEPTED, EXACT, HYBRID, NGRAM, drafter, plain, speculative, target, tokens
 
@@ -61,6 +63,21 @@ class TestQuantisedLoading:
         with pytest.raises(InvalidConfigError, match="quantization must be"):
             load_model("somewhere", quantization=wrong)
         assert not loading
+
+
+@pytest.mark.parametrize("kind", ["eagle", "eagle3"])
+def test_a_drafter_network_is_no_causal_lm(kind, tmp_path):
+    """D7: its folder loads as a Llama of one layer, with random parts."""
+    model = small_target()
+    network = drafter_for(model, kind)
+    for name, save in (
+        ("own", network.save_pretrained),
+        ("served", lambda path: export_drafter(network, path, "vllm")),
+    ):
+        save(tmp_path / name)
+        with pytest.raises(InvalidConfigError, match=r"drafter network and no causal LM.*AutoDrafter"):
+            load_model(tmp_path / name)
+        assert verify_lossless(model, [[5, 6, 7]], assistant_model=tmp_path / name, max_new_tokens=4).equal
 
 
 class PackedLinear(nn.Module):

@@ -157,6 +157,24 @@ class ExitHeads(PreTrainedModel):
         matrix: nn.Linear = head.map if self.reads_context else head
         return matrix
 
+    @classmethod
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
+        """As in transformers, but from safetensors alone, and no head is left at random.
+
+        Raises:
+            [`IncompatibleDraftError`]: If a weight is missing, or there is one that no head has; the message names them.
+        """
+        wants_info = kwargs.pop("output_loading_info", False)
+        heads, info = super().from_pretrained(*args, **{"use_safetensors": True, **kwargs}, output_loading_info=True)
+        if wrong := [
+            f"{name} {sorted(info[f'{name}_keys'])}" for name in ("missing", "unexpected") if info[f"{name}_keys"]
+        ]:
+            raise IncompatibleDraftError(
+                f"the weights of {args[0] if args else 'the checkpoint'} are not those of {heads.config.kind} exit heads "
+                f"after the layers {heads.config.exit_layers}: {'; '.join(wrong)}"
+            )
+        return (heads, info) if wants_info else heads
+
     def save_pretrained(self, save_directory: Any, **kwargs: Any) -> None:
         """As in transformers, in safetensors, and with a card."""
         super().save_pretrained(save_directory, **kwargs)

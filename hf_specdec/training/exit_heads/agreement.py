@@ -52,8 +52,7 @@ def measure_agreement(observer: Observer, heads: ExitHeads | None, texts: Sequen
             states = seen.states[depth]
             states = states if heads is None else heads(states.to(heads.device), layer=depth)
             law = observer.readout(states[:, seen.first :]).log_softmax(-1)
-            guess = law.argmax(-1)
-            guess = guess if ids is None else ids.to(guess.device)[guess]
+            guess = observer.ids_of(law.argmax(-1))
             p = final.log_softmax(-1)
             divergence = (p.exp() * (p - law)).sum(-1)
             found[depth].append(torch.stack([law.max(-1).values.exp(), (guess == best).float(), divergence], -1)[0])

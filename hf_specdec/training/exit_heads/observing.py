@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, final
@@ -58,15 +58,29 @@ class Observer:
         target (`PreTrainedModel`): A causal LM in evaluation mode.
         exits (`Sequence[int]`): Numbers of layers whose hidden states are wanted.
         vocabulary (`Sequence[int]`, *optional*): Ids that logits are computed for; all by default.
+        more (`Sequence[int]`): Further ids beside those of the vocabulary.
     """
 
-    def __init__(self, target: Any, exits: Sequence[int], vocabulary: Sequence[int] | None = None) -> None:
+    def __init__(
+        self, target: Any, exits: Sequence[int], vocabulary: Sequence[int] | None = None, more: Sequence[int] = ()
+    ) -> None:
         self.layers = find_layers(target)
         self.exits = tuple(exits)
         self.target = target
-        self.vocabulary = None if vocabulary is None else torch.tensor(tuple(vocabulary))
-        self.reader = target if vocabulary is None else reduce_head(target, tuple(vocabulary))
-        self._returns_tuple = False
+        self.vocabulary = None if vocabulary is None else torch.tensor((*vocabulary, *more))
+        self.reader = target if vocabulary is None else reduce_head(target, tuple(vocabulary), tuple(more))
+        self._kept = None if vocabulary is None else tuple(vocabulary)
+        self._returns_tuple: bool | None = None  # unknown until a text was read
+
+    def beside(self, tokens: Iterable[int]) -> Observer:
+        """An observer whose logits are also those of `tokens`, as a run adds the ids of its prompt to a draft vocabulary."""
+        if self._kept is None:
+            return self
+        return Observer(self.target, self.exits, self._kept, sorted(set(tokens).difference(self._kept)))
+
+    def ids_of(self, places: Tensor) -> Tensor:
+        """The token ids that places in the logits stand for."""
+        return places if self.vocabulary is None else self.vocabulary.to(places.device)[places]
 
     @torch.no_grad()
     def observe(self, text: Text, *, whole: bool = False) -> Observation:
@@ -85,6 +99,8 @@ class Observer:
         Args:
             states (`torch.FloatTensor` of shape `(1, columns, hidden_size)`): The states; gradients flow to them.
         """
+        if self._returns_tuple is None:
+            self.observe(Text((0, 0, 0), 0))
         ids = torch.zeros(states.shape[:2], dtype=torch.long, device=device_of(self.target))
         result = (states,) if self._returns_tuple else states
         with _replaced(self.layers, result):

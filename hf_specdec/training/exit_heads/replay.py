@@ -88,15 +88,17 @@ def trace_exits(
     num_layers: int,
     annealings: Sequence[float] = ANNEALINGS,
 ) -> ExitTrace:
-    """Reads a text once. On an accepted prefix a draft sees what this pass sees, so rounds can be replayed from it."""
-    seen = observer.observe(text)
+    """Reads a text once. On an accepted prefix a draft sees what this pass sees, so rounds can be replayed from it. Of a draft
+    vocabulary, exits score its ids and the prompt's."""
+    observer = observer.beside(text.tokens[: text.num_prompt_tokens])
+    seen = observer.observe(text, whole=True)
     best = seen.logits.argmax(-1)[0]
     right, confidence = {}, {}
     for depth in observer.exits:
         states = seen.states[depth]
         states = states if heads is None else heads(states.to(heads.device), layer=depth)
         logits = observer.readout(states[:, seen.first :])[0]
-        right[depth] = logits.argmax(-1) == best
+        right[depth] = observer.ids_of(logits.argmax(-1)) == best
         for annealing in annealings:
             policy = ExitPolicy(annealing=annealing)
             confidence[depth, annealing] = policy.confidence(logits, depth, num_layers).cpu()

@@ -2,9 +2,12 @@
 
 import copy
 import os
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from hf_specdec import ConstantLength, ExitHeads, IncompatibleDraftError, InvalidConfigError, SelfDraftConfig
 from hf_specdec.layered_lm import LayeredLM
@@ -255,3 +258,51 @@ def test_the_card_shows_what_was_measured(model, texts, tmp_path):
     top1 = heads.config.figures["agreement"]["2"]["top1"]
     assert f"| 2 | {top1:.3f} |" in card
     assert "arxiv:2604.12247" in card
+
+
+def test_heads_are_pushed_in_one_commit_with_their_card(model, monkeypatch):
+    commits = []
+
+    class Api:
+        def create_repo(self, repo_id, *, private, exist_ok):
+            return SimpleNamespace(repo_id=f"me/{repo_id}")
+
+        def upload_folder(self, *, repo_id, folder_path, commit_message):
+            files = {path.name: path.read_bytes() for path in Path(folder_path).iterdir()}
+            commits.append((repo_id, files, commit_message))
+            return SimpleNamespace(commit_url="address")
+
+    monkeypatch.setattr("hf_specdec.networks.exit_heads.modeling.HfApi", Api)
+    heads = ExitHeads.for_target(model, "linear", EXITS)
+    assert heads.push_to_hub("heads", private=True) == "address"
+    [(repo, files, message)] = commits
+    assert (repo, message) == ("me/heads", "Upload exit heads")
+    assert files.keys() == {"README.md", "config.json", "model.safetensors"}
+    assert heads.config.target_weights.encode() in files["config.json"]
+
+
+def test_heads_are_never_read_from_a_pickle(model, tmp_path):
+    heads = ExitHeads.for_target(model, "linear", EXITS)
+    heads.save_pretrained(tmp_path)
+    torch.save(heads.state_dict(), tmp_path / "pytorch_model.bin")
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(OSError, match="safetensors"):
+        ExitHeads.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["linear", "adapter"])
+def test_weights_that_are_not_all_there_are_named(model, kind, tmp_path):
+    """Transformers would only log it, and a head that is left as it began drafts like a raw exit."""
+    ExitHeads.for_target(model, kind, EXITS).save_pretrained(tmp_path)
+    weights = {name: value.clone() for name, value in load_file(tmp_path / "model.safetensors").items()}
+    lost = next(name for name in weights if name.startswith("heads.4."))
+    renamed = {name.replace(lost, "heads.4.odd"): value for name, value in weights.items()}
+    save_file(renamed, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(IncompatibleDraftError, match=rf"missing \['{lost}'\]; unexpected \['heads.4.odd'\]"):
+        ExitHeads.from_pretrained(tmp_path)
+    with pytest.raises(IncompatibleDraftError, match=r"heads.4.odd"):
+        model.generate(**prompts(), speculative_config=SelfDraftConfig(exit_heads=tmp_path), max_new_tokens=4)
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    heads, info = ExitHeads.from_pretrained(tmp_path, output_loading_info=True)
+    assert not info["missing_keys"]
+    assert same(heads, ExitHeads.for_target(model, kind, EXITS))

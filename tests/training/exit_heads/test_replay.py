@@ -3,10 +3,11 @@
 import pytest
 import torch
 
-from hf_specdec import ConstantLength, InvalidConfigError, SelfDraftConfig
+from hf_specdec import ConstantLength, DraftVocabulary, InvalidConfigError, SelfDraftConfig
 from hf_specdec.drafters import ExitPolicy
 from hf_specdec.training.exit_heads import ExitTrace, LayerCosts, Observer, best_policy, replay, trace_exits
 from hf_specdec.training.texts import Text
+from tests.families import FAMILIES
 from tests.toys import prompts, tiny_llama
 
 
@@ -40,6 +41,52 @@ def test_it_foretells_the_rounds_of_a_run():
         out = model.generate(**prompts(), **asked, speculative_config=config, return_dict_in_generate=True)
         assert found.tokens_per_round == pytest.approx(out.speculative_stats.tokens_per_round, rel=0.06)
         assert out.speculative_stats.num_accepted_tokens > 0
+
+
+def test_it_foretells_the_rounds_of_exits_that_score_a_draft_vocabulary():
+    """Rounds are fewer tokens long where the ids that are left out would have been drafted, and the prompt's are there."""
+    model = tiny_llama(layers=6)
+    asked = {"max_new_tokens": 40, "do_sample": False, "pad_token_id": 0}
+    tokens = model.generate(**prompts(), **asked)[0].tolist()
+    text, new = Text(tuple(tokens), 8), tokens[8:]
+    missing = {each for each in new if each not in tokens[:8]}.intersection(sorted(set(new))[::3])
+    assert missing
+    vocabulary = DraftVocabulary(
+        tuple(each for each in range(64) if each not in missing and each not in tokens[:7]), 64
+    )
+    trace = trace_exits(Observer(model, [4, 5], vocabulary.token_ids), None, text, 6)
+    policy = ExitPolicy(exit_layers=(4, 5), confidence_threshold=0.0, annealing=0.5, max_width=3)
+    found = replay([trace], policy, 6, COSTS)
+    whole = replay([trace_exits(Observer(model, [4, 5]), None, text, 6)], policy, 6, COSTS)
+    config = SelfDraftConfig(
+        **vars(policy), length=ConstantLength(3), draft_vocabulary=vocabulary, on_drafter_error="raise"
+    )
+    out = model.generate(**prompts(), **asked, speculative_config=config, return_dict_in_generate=True)
+    assert out.sequences[0].tolist() == tokens
+    assert found.tokens_per_round == pytest.approx(out.speculative_stats.tokens_per_round, rel=0.06)
+    assert 1.0 < found.tokens_per_round < whole.tokens_per_round
+
+
+def test_the_prompts_own_ids_are_scored_beside_a_vocabulary():
+    model = tiny_llama(layers=6)
+    observer = Observer(model, [4], [5, 9, 3]).beside([9, 40, 7, 40])
+    assert observer.vocabulary.tolist() == [5, 9, 3, 7, 40]
+    assert observer.ids_of(torch.tensor([0, 4])).tolist() == [5, 40]
+    states = torch.randn(1, 2, model.config.hidden_size)
+    expected = Observer(model, [4]).readout(states)[..., observer.vocabulary]
+    torch.testing.assert_close(observer.readout(states), expected, rtol=1e-4, atol=1e-4)
+    whole = Observer(model, [4])
+    assert whole.beside([1]) is whole
+
+
+@pytest.mark.parametrize("name", ["llama", "bloom"])
+def test_logits_of_states_need_no_text_beforehand(name):
+    """Whether layers return tuples is found out first."""
+    model = FAMILIES[name].build()
+    text = Text((5, 6, 7, 8), 0)
+    seen = Observer(model, [1]).observe(text)
+    with torch.no_grad():
+        torch.testing.assert_close(Observer(model, [1]).readout(seen.final), seen.logits, rtol=1e-3, atol=1e-3)
 
 
 def test_the_best_policy_pays_where_exits_are_right_and_not_where_they_are_wrong():
