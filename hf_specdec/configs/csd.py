@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal, final
 
-from hf_specdec.acceptance import CSD, CorrectionMemory
+from hf_specdec.acceptance import CSD, CorrectionMemory, EarlyExactGuard
 from hf_specdec.configs.base import BaseConfig
 from hf_specdec.configs.guarding import DEFAULT_GUARD, guarded
 from hf_specdec.errors import InvalidConfigError
@@ -31,7 +31,8 @@ class CSDConfig(BaseConfig):
             with the fingerprint of another pair of models is refused.
         online_update (`bool`): Whether the memory grows while decoding.
         protected_tokens (`tuple[int, ...]`): Tokens that are never rescued nor replaced, beside ends of text.
-        guard (`int`, *optional*): Generated tokens that are judged exactly first (arXiv 2610.08678); None for no guard.
+        guard (`int` or [`EarlyExactGuard`], *optional*): Generated tokens that are judged exactly first (arXiv 2610.08678), or
+            a guard with a schedule; None for no guard.
     """
 
     frequency_threshold: float = 6
@@ -40,7 +41,7 @@ class CSDConfig(BaseConfig):
     memory: CorrectionMemory | str | Path | None = None
     online_update: bool = True
     protected_tokens: tuple[int, ...] = ()
-    guard: int | None = DEFAULT_GUARD
+    guard: EarlyExactGuard | int | None = DEFAULT_GUARD
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "protected_tokens", tuple(self.protected_tokens))  # a saved config holds a list

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import final
 
-from hf_specdec.acceptance import Exact
+from hf_specdec.acceptance import EarlyExactGuard, Exact
 from hf_specdec.configs.base import BaseConfig
 from hf_specdec.configs.guarding import rule_of
 from hf_specdec.drafters.exit_policy import ExitPolicy
@@ -30,12 +30,12 @@ class SelfDraftConfig(ExitPolicy, BaseConfig):
         exit_heads (`str`, *optional*): Path or Hub id of saved exit heads; raw ones by default. Heads in memory are passed
             as `assistant_model=`.
         acceptance (rule or its name): The acceptance rule; exact by default.
-        guard (`int`, `"auto"`, *optional*): As for [`SpeculativeConfig`].
+        guard (`int`, [`EarlyExactGuard`], `"auto"`, *optional*): As for [`SpeculativeConfig`].
     """
 
     exit_heads: str | None = None
     acceptance: AcceptanceRule | str = field(default_factory=Exact)
-    guard: int | str | None = "auto"
+    guard: EarlyExactGuard | int | str | None = "auto"
 
     def __post_init__(self) -> None:
         ExitPolicy.__post_init__(self)
