@@ -110,6 +110,18 @@ def test_evaluate_measures_what_the_loop_accepts(pair, data, run_json, run, tmp_
             assert found[role][str(steps)]["mean"] == pytest.approx(sum(expected) / 4)
             assert found[role][str(steps)]["low"] <= found[role][str(steps)]["mean"] <= found[role][str(steps)]["high"]
     assert "3,4,5,6" in run("evaluate", *options, "--steps", "three", code=2).stderr
+    spaced = run_json("evaluate", *options, "--steps", 1, 3)
+    assert spaced["tau"]["drafter"] == found["drafter"]
+    assert "--steps" in run("evaluate", *options, 4, 5, code=2).stderr
+    other = tmp_path / "other.txt"
+    other.write_text("\n".join(PROMPTS[4:8]))
+    both = run_json("evaluate", *options, "--data", other, "--steps", 1)["datasets"]
+    assert both["prompts"]["tau"]["drafter"]["1"] == found["drafter"]["1"]
+    prompts = [pair.tokenizer(text)["input_ids"] for text in PROMPTS[4:8]]
+    network = AutoDrafter.from_pretrained(tmp_path / "one", target=pair.model)
+    expected = acceptance_lengths(pair.model, network, prompts, steps=1, max_new_tokens=8)
+    assert both["other"]["tau"]["drafter"]["1"]["values"] == expected
+    assert "twice" in run("evaluate", *options, "--data", data, code=2).stderr
 
 
 @pytest.mark.parametrize("recipe", ["rcsd-dpo", "rcsd-grpo", "wtv+grpo"])
@@ -152,6 +164,12 @@ def test_several_drafters_stand_side_by_side(pair, data, run, run_json, tmp_path
     assert set(found["arms"]["other"]["1"]["difference_from_control"]) == {"mean", "low", "high"}
     written = json.loads((tmp_path / "rcsd.json").read_text())["summary"]
     assert written["target"]["prompts"]["hass"]["3"] == found["arms"]["hass"]["3"]["tau"]
+    other = tmp_path / "other.txt"
+    other.write_text("\n".join(PROMPTS[4:8]))
+    several = run_json("evaluate", *options, "--data", other, *arms, "--report", tmp_path / "both")["datasets"]
+    assert several["prompts"] == found
+    written = json.loads((tmp_path / "both-other.json").read_text())["summary"]
+    assert written["target"]["other"]["hass"]["3"] == several["other"]["arms"]["hass"]["3"]["tau"]
     assert "--drafter" in run("evaluate", *options, code=2).stderr
     assert "NAME=FOLDER" in run("evaluate", *options, "--arm", "hass", code=2).stderr
     assert "one kind" in run("evaluate", *options, *arms, "--drafter", tmp_path, code=2).stderr
