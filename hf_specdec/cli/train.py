@@ -68,7 +68,13 @@ def train(
     system: opt.System = None,
     max_new_tokens: opt.MaxNewTokens = 256,
     max_steps: Annotated[int, typer.Option("--max-steps", help="Optimiser steps.")] = 1000,
-    batch_size: Annotated[int, typer.Option("--batch-size", help="Texts per optimiser step.")] = 8,
+    answer_batch_size: Annotated[
+        int, typer.Option("--answer-batch-size", min=1, help="Prompts that the target answers at once.")
+    ] = 8,
+    batch_size: Annotated[int, typer.Option("--batch-size", help="Texts per optimiser step, over all processes.")] = 8,
+    micro_batch_size: Annotated[
+        int, typer.Option("--micro-batch-size", help="Texts per forward pass; the gradients of a step add up.")
+    ] = 1,
     learning_rate: Annotated[float, typer.Option("--learning-rate", help="The highest one.")] = 1e-4,
     steps: Annotated[int, typer.Option("--steps", help="Tokens drafted per round in evaluations.")] = 5,
     eval_every: Annotated[int, typer.Option("--eval-every", help="Steps between evaluations.")] = 500,
@@ -110,7 +116,7 @@ def train(
         return
     from hf_specdec.cli.models import load_models, quiet
     from hf_specdec.cli.texts import read_texts
-    from hf_specdec.cli.training_run import TrainingRun, check_trackers
+    from hf_specdec.cli.training_run import TrainingRun, check_trackers, own_device
     from hf_specdec.training.options import TrainingOptions
     from hf_specdec.training.rcsd import RCSDTraining
     from hf_specdec.training.recipes import stages_of
@@ -121,6 +127,7 @@ def train(
     options = TrainingOptions(
         max_steps=max_steps,
         batch_size=batch_size,
+        micro_batch_size=micro_batch_size,
         learning_rate=learning_rate,
         eval_every=eval_every,
         save_every=save_every,
@@ -145,7 +152,7 @@ def train(
         raise CommandError(f"{out} holds checkpoints: pass --resume to go on, or another folder")
     names = [name.strip() for name in (trackers or "").split(",") if name.strip()]
     check_trackers(names)
-    models = load_models(target, None, dtype=dtype, packed=False)
+    models = load_models(target, None, dtype=dtype, packed=False, device_map=own_device())
     trained, evaluating = _sides(prompts, held_out, models.tokenizer, chat, system)
     out.mkdir(parents=True, exist_ok=True)
     run = TrainingRun(
@@ -164,9 +171,12 @@ def train(
         max_tokens,
         live,
         names,
+        answer_batch_size,
     )
     with quiet():
         result = run()
+    if result is None:  # one process prints
+        return
     if as_json:
         print_json({"target": target, "recipe": recipe.value, "out": str(out), **result})
         return

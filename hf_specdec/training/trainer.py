@@ -307,10 +307,7 @@ def _indices(num_texts: int, options: TrainingOptions, step: int) -> list[int]:
 def _check(network: DraftNetwork, texts: Sequence[Text], options: TrainingOptions, accelerator: Accelerator) -> None:
     if not texts:
         raise InvalidConfigError("there are no texts to train on")
-    if options.batch_size % accelerator.num_processes:
-        raise InvalidConfigError(
-            f"batch_size={options.batch_size} cannot be shared evenly by {accelerator.num_processes} processes"
-        )
+    options.check_processes(accelerator.num_processes)
     if network.dtype != torch.float32:
         raise InvalidConfigError(
             f"the weights that are trained must be float32, got {network.dtype}: make or load the network with "

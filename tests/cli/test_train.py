@@ -9,11 +9,14 @@ from accelerate.state import AcceleratorState
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker
 
 from hf_specdec import AutoDrafter, RCSDConfig, SpeculativeConfig
+from hf_specdec.cli.output import progress_bar
 from hf_specdec.cli.train import RecipeName
+from hf_specdec.cli.training_run import _follow
 from hf_specdec.training.acceptance import acceptance_lengths
 from hf_specdec.training.answers import is_held_out
 from hf_specdec.training.rcsd import RoundRecorder
 from hf_specdec.training.recipes import RECIPES, STAGES
+from hf_specdec.training.trainer import StepLog
 from tests.toys import prompts as ids_of
 
 
@@ -283,3 +286,22 @@ def test_trackers_that_are_not_there_are_refused(options, run, tmp_path, monkeyp
     refused = run(*options, "--recipe", "hass", "--max-steps", 2, "--trackers", name, code=2).stderr
     assert name in refused
     assert not (tmp_path / "drafter").exists()
+
+
+def test_each_step_is_shown_with_its_figures(monkeypatch, capsys):
+    for name, value in {"FORCE_COLOR": "1", "TERM": "xterm", "COLUMNS": "200"}.items():
+        monkeypatch.setenv(name, value)
+    with progress_bar("Training") as show:
+        _follow(show, 4)(StepLog(1, 2.5, (0.5, 0.25), 123.4))
+    shown = capsys.readouterr().err
+    assert "loss 2.5000, agreement by position 0.50, 0.25, 123 tokens/s" in shown
+    assert "1/4" in shown
+
+
+def test_a_loss_that_does_not_fit_the_drafter_is_refused_before_anything_is_answered(options, run, run_json, tmp_path):
+    run_json(*options, "--recipe", "eagle3", "--max-steps", 2)
+    second = tmp_path / "second"
+    again = [second if part == tmp_path / "drafter" else part for part in options]
+    refused = run(*again, "--recipe", "hass", "--max-steps", 2, "--start", tmp_path / "drafter", code=2).stderr
+    assert "EAGLE-1" in refused
+    assert not (second / "answers.jsonl").exists()
