@@ -305,3 +305,21 @@ def test_a_loss_that_does_not_fit_the_drafter_is_refused_before_anything_is_answ
     refused = run(*again, "--recipe", "hass", "--max-steps", 2, "--start", tmp_path / "drafter", code=2).stderr
     assert "EAGLE-1" in refused
     assert not (second / "answers.jsonl").exists()
+
+
+def test_rcsd_is_a_command_of_its_own(pair, options, run, run_json, tmp_path):
+    run_json(*options, "--recipe", "hass", "--max-steps", 2)
+    first, live = tmp_path / "drafter", tmp_path / "live"
+
+    def asked(name):
+        words = [tmp_path / name if part == first else part for part in options[1:]]
+        return [*words, "--start", first, "--max-steps", 2]
+
+    run_json("train", *asked("one"), "--recipe", "rcsd-dpo", "--refreshes", 1)
+    assert run_json("train", "rcsd", *asked("two"), "--refreshes", 1)["recipe"] == "rcsd-dpo"
+    one, two = (AutoDrafter.from_pretrained(tmp_path / name, target=pair.model) for name in ("one", "two"))
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
+    record(pair, live)
+    found = run_json("train", "rcsd", *asked("three"), "--method", "grpo", "--group-size", 4, "--continual", live)
+    assert (found["recipe"], found["num_recorded"] > 0) == ("rcsd-grpo", True)
+    assert "--start" in run("train", "rcsd", *options[1:], code=2).stderr
