@@ -84,6 +84,7 @@ def train(
     replay_share: rl.ReplayShare = 0.5,
     reference_weight: rl.ReferenceWeight = 0.1,
     trackers: rl.Trackers = None,
+    features: rl.Features = None,
     resume: rl.Resume = False,
     draft_vocab_size: Annotated[
         int | None,

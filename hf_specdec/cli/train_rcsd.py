@@ -61,6 +61,7 @@ def rcsd(
     replay_share: rl.ReplayShare = 0.5,
     reference_weight: rl.ReferenceWeight = 0.1,
     trackers: rl.Trackers = None,
+    features: rl.Features = None,
     resume: rl.Resume = False,
     max_tokens: rl.MaxTokens = None,
     dtype: opt.DType = opt.DTypeName.auto,

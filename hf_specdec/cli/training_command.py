@@ -67,6 +67,7 @@ def run_training(context: typer.Context, asked: Mapping[str, Any], recipe: str) 
         live,
         names,
         asked["answer_batch_size"],
+        asked["features"],
     )
     with quiet():
         result = run()

@@ -15,6 +15,7 @@ __all__ = [
     "Beta",
     "Continual",
     "EvalEvery",
+    "Features",
     "Group",
     "GroupName",
     "GroupSize",
@@ -70,6 +71,12 @@ EvalEvery = Annotated[int, typer.Option("--eval-every", help="Steps between eval
 SaveEvery = Annotated[int, typer.Option("--save-every", help="Steps between checkpoints.")]
 HeldOut = Annotated[float, typer.Option("--held-out", help="Share of the prompts that evaluate.")]
 Seed = Annotated[int, typer.Option("--seed", help="Decides the first weights and the order.")]
+Features = Annotated[
+    Path | None,
+    typer.Option(
+        "--features", help="Write the target's features to this folder first, so that epochs cost no pass of the target."
+    ),
+]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint.")]
 MaxTokens = Annotated[
     int | None, typer.Option("--max-tokens", min=3, help="Longest text; what follows is not trained on.")

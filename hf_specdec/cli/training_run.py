@@ -22,12 +22,13 @@ from hf_specdec.networks.export import export_drafter
 from hf_specdec.training.acceptance import acceptance_lengths
 from hf_specdec.training.answers import answer_prompts, is_held_out
 from hf_specdec.training.continual import ContinualTraining, cut_recordings, train_continually
+from hf_specdec.training.feature_shards import FeatureShards
 from hf_specdec.training.options import TrainingOptions
 from hf_specdec.training.rcsd import Recording
 from hf_specdec.training.recipes import Recipe
 from hf_specdec.training.stages import check_run, train_in_stages
-from hf_specdec.training.texts import Text, cut_texts
-from hf_specdec.training.trainer import StepLog
+from hf_specdec.training.texts import Text, cut_texts, observe
+from hf_specdec.training.trainer import Observe, StepLog
 
 
 __all__ = ["LiveUse", "TrainingRun", "check_trackers", "live_use", "own_device"]
@@ -103,6 +104,7 @@ class TrainingRun:
         live ([`LiveUse`], *optional*): Recorded rounds to learn, with the prompts' answers as what is replayed.
         trackers (`Sequence[str]`): Names of trackers.
         answer_batch_size (`int`): Prompts that are answered at once.
+        features (`Path`, *optional*): Folder that the target's features are written to, and read from at each step.
     """
 
     target: Any
@@ -121,6 +123,7 @@ class TrainingRun:
     live: LiveUse | None
     trackers: Sequence[str]
     answer_batch_size: int = 1
+    features: Path | None = None
 
     def __call__(self) -> dict[str, Any] | None:
         """Trains, writes the drafter, and returns what the command prints, in one of several processes."""
@@ -183,12 +186,30 @@ class TrainingRun:
                 dtype=torch.float32,
             )
 
+    def _observer(self, network: DraftNetwork, texts: Sequence[Text], accelerator: Accelerator) -> Observe:
+        """What gives the target's features; where they are to be kept on the disk, they are written first."""
+        if self.features is None:
+            return observe
+        read = [*texts, *(() if self.live is None else (each.text for each in self.live.recordings))]
+        shards = FeatureShards(self.features, self.target, network)
+        size = shards.size_of(read)
+        if accelerator.is_main_process:
+            note(
+                f"features of {size.num_texts} texts take {size.num_bytes / 1e9:.3f} GB in {self.features}, where "
+                f"{size.free_bytes / 1e9:.1f} GB are free"
+            )
+        with _bar("Features", accelerator) as show:
+            shards.write(self.target, network, read, accelerator=accelerator, on_text=show)
+        return shards
+
     def _train(self, network: DraftNetwork, texts: Sequence[Text], accelerator: Accelerator) -> list[StepLog]:
+        observer = self._observer(network, texts, accelerator)
         with _bar("Training", accelerator) as show:
             run: dict[str, Any] = {
                 "out": self.out,
                 "resume": self.resume,
                 "accelerator": accelerator,
+                "observer": observer,
                 "evaluate": lambda: self._evaluate(network, accelerator),
                 "on_step": _follow(show, self.options.max_steps) if accelerator.is_main_process else None,
             }

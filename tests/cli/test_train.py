@@ -323,3 +323,15 @@ def test_rcsd_is_a_command_of_its_own(pair, options, run, run_json, tmp_path):
     found = run_json("train", "rcsd", *asked("three"), "--method", "grpo", "--group-size", 4, "--continual", live)
     assert (found["recipe"], found["num_recorded"] > 0) == ("rcsd-grpo", True)
     assert "--start" in run("train", "rcsd", *options[1:], code=2).stderr
+
+
+def test_features_are_written_first_if_a_folder_is_named(pair, options, run, run_json, tmp_path):
+    asked = [*options, "--recipe", "eagle3", "--max-steps", 3]
+    expected = run_json(*asked)
+    again = [tmp_path / "second" if part == tmp_path / "drafter" else part for part in asked]
+    shown = run(*again, "--features", tmp_path / "features").stderr
+    assert f"features of {expected['num_texts']} texts take" in " ".join(shown.split())
+    assert list((tmp_path / "features").glob("*.safetensors"))
+    one, two = (AutoDrafter.from_pretrained(tmp_path / name, target=pair.model) for name in ("drafter", "second"))
+    for mine, theirs in zip(one.parameters(), two.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
