@@ -85,6 +85,7 @@ def train(
     reference_weight: rl.ReferenceWeight = 0.1,
     trackers: rl.Trackers = None,
     features: rl.Features = None,
+    fsdp: rl.FSDP = False,
     resume: rl.Resume = False,
     draft_vocab_size: Annotated[
         int | None,

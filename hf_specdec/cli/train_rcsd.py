@@ -62,6 +62,7 @@ def rcsd(
     reference_weight: rl.ReferenceWeight = 0.1,
     trackers: rl.Trackers = None,
     features: rl.Features = None,
+    fsdp: rl.FSDP = False,
     resume: rl.Resume = False,
     max_tokens: rl.MaxTokens = None,
     dtype: opt.DType = opt.DTypeName.auto,

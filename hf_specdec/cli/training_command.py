@@ -68,6 +68,7 @@ def run_training(context: typer.Context, asked: Mapping[str, Any], recipe: str) 
         names,
         asked["answer_batch_size"],
         asked["features"],
+        asked["fsdp"],
     )
     with quiet():
         result = run()

@@ -10,6 +10,7 @@ import typer
 
 
 __all__ = [
+    "FSDP",
     "AnswerBatchSize",
     "BatchSize",
     "Beta",
@@ -76,6 +77,9 @@ Features = Annotated[
     typer.Option(
         "--features", help="Write the target's features to this folder first, so that epochs cost no pass of the target."
     ),
+]
+FSDP = Annotated[
+    bool, typer.Option("--fsdp", help="Several processes split the drafter's weights and moments among them.")
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint.")]
 MaxTokens = Annotated[

@@ -105,6 +105,7 @@ class TrainingRun:
         trackers (`Sequence[str]`): Names of trackers.
         answer_batch_size (`int`): Prompts that are answered at once.
         features (`Path`, *optional*): Folder that the target's features are written to, and read from at each step.
+        shard (`bool`): Whether several processes split weights and moments (FSDP).
     """
 
     target: Any
@@ -124,6 +125,7 @@ class TrainingRun:
     trackers: Sequence[str]
     answer_batch_size: int = 1
     features: Path | None = None
+    shard: bool = False
 
     def __call__(self) -> dict[str, Any] | None:
         """Trains, writes the drafter, and returns what the command prints, in one of several processes."""
@@ -210,6 +212,7 @@ class TrainingRun:
                 "resume": self.resume,
                 "accelerator": accelerator,
                 "observer": observer,
+                "shard": self.shard,
                 "evaluate": lambda: self._evaluate(network, accelerator),
                 "on_step": _follow(show, self.options.max_steps) if accelerator.is_main_process else None,
             }

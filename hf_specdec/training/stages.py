@@ -67,6 +67,7 @@ def train_in_stages(
     resume: bool = False,
     accelerator: Accelerator | None = None,
     observer: Observe = observe,
+    shard: bool = False,
     evaluate: Callable[[], dict[str, float]] | None = None,
     on_step: Callable[[StepLog], None] | None = None,
     on_recorded: Callable[[int, int], None] | None = None,
@@ -85,8 +86,8 @@ def train_in_stages(
         options ([`TrainingOptions`]): Length of the whole run, and pace.
         out (`Path`): Folder of checkpoints; a run of several stages has a folder `stage-N` for each.
         resume (`bool`): Whether to go on from what is there.
-        accelerator (`Accelerator`, *optional*), observer (`Callable`), evaluate (`Callable[[], dict[str, float]]`,
-            *optional*): See [`train`].
+        accelerator (`Accelerator`, *optional*), observer (`Callable`), shard (`bool`), evaluate (`Callable[[], dict[str,
+            float]]`, *optional*): See [`train`].
         on_step (`Callable[[StepLog], None]`, *optional*): Sees each step, numbered through all stages.
         on_recorded (`Callable[[int, int], None]`, *optional*): Called while rounds are recorded, with the number of texts so
             far and of all.
@@ -125,6 +126,7 @@ def train_in_stages(
             fingerprint=fingerprint,
             observer=observer,
             rounds=book,
+            shard=shard,
             evaluate=evaluate,
             on_step=_numbered_through(first, logs, on_step),
         )
