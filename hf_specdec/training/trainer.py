@@ -81,6 +81,7 @@ class _Unrolling(nn.Module):
         num_steps, detach = self.recipe.num_steps, self.recipe.detach
         unrolled = replace(unroll(self.network, batch, num_steps, detach=detach), seeds=seeds)
         if rounds is not None:
+            rounds = rounds.to(batch.tokens.device)
             drafted = drafted_logits(self.network, batch, rounds.tokens, detach=detach)
             unrolled = replace(unrolled, rounds=replace(rounds, student_logits=drafted))
         if self.reference is not None:
