@@ -34,7 +34,8 @@ class Sharding:
         names = {id(parameter): name for name, parameter in module.named_parameters()}
         self._whole = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         self.module: Any = fully_shard(copied)
-        self.module.set_force_sum_reduction_for_comms(True)  # gloo has no average
+        if all(parameter.device.type == "cpu" for parameter in self._whole):
+            self.module.set_force_sum_reduction_for_comms(True)  # gloo has no average
         own = dict(copied.named_parameters())
         self._split = [own[names[id(parameter)]] for parameter in self._whole]
         self.optimizer, before = optimizer, dict(optimizer.state)
