@@ -9,6 +9,7 @@ from typing import Any, final
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
@@ -33,8 +34,10 @@ class Sharding:
     def __init__(self, module: nn.Module, copied: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         names = {id(parameter): name for name, parameter in module.named_parameters()}
         self._whole = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        self.module: Any = fully_shard(copied)
-        if all(parameter.device.type == "cpu" for parameter in self._whole):
+        place = self._whole[0].device.type
+        mesh = init_device_mesh(place, (torch.distributed.get_world_size(),))
+        self.module: Any = fully_shard(copied, mesh=mesh)
+        if place == "cpu":
             self.module.set_force_sum_reduction_for_comms(True)  # gloo has no average
         own = dict(copied.named_parameters())
         self._split = [own[names[id(parameter)]] for parameter in self._whole]
