@@ -75,7 +75,8 @@ Seed = Annotated[int, typer.Option("--seed", help="Decides the first weights and
 Features = Annotated[
     Path | None,
     typer.Option(
-        "--features", help="Write the target's features to this folder first, so that epochs cost no pass of the target."
+        "--features",
+        help="Write the target's features to this folder first, so that epochs cost no pass of the target.",
     ),
 ]
 FSDP = Annotated[

@@ -12,7 +12,7 @@ from typing import Any, final
 import torch
 from accelerate import Accelerator, PartialState  # type: ignore[import-untyped]
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers  # type: ignore[import-untyped]
-from accelerate.utils import LoggerType, gather_object  # type: ignore[import-untyped]
+from accelerate.utils import LoggerType, gather_object, parse_flag_from_env  # type: ignore[import-untyped]
 
 from hf_specdec.cli.errors import CommandError
 from hf_specdec.cli.output import note, progress_bar
@@ -81,7 +81,7 @@ def check_trackers(names: Sequence[str]) -> None:
 
 def own_device() -> str | None:
     """Where one of several processes keeps its target; None leaves the choice to the loader."""
-    state = PartialState()
+    state = PartialState(cpu=parse_flag_from_env("ACCELERATE_USE_CPU"))  # as Accelerator would make it
     return None if state.num_processes == 1 or state.device.type == "cpu" else str(state.device)
 
 

@@ -45,7 +45,7 @@ def launch(*arguments):
     processes = [FORK.Process(target=launched, args=(rank, port, words, results)) for rank in range(2)]
     for process in processes:
         process.start()
-    found = dict((rank, rest) for rank, *rest in (results.get(timeout=120) for _ in processes))
+    found = {rank: rest for rank, *rest in (results.get(timeout=120) for _ in processes)}
     for process in processes:
         process.join()
     assert [code for code, _, _ in found.values()] == [0, 0], found

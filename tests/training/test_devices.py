@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import pytest
-import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 

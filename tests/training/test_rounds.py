@@ -144,9 +144,7 @@ def test_a_relaxed_rule_is_guarded_and_limited_as_without_the_recorder():
     target, found = tiny_llama(layers=1), []
     draft = noisy_copy(target, noise=0.3)
     for rule in (Nucleus(0.99), RoundRecorder(rule=Nucleus(0.99))):
-        config = SpeculativeConfig(
-            acceptance=rule, drafting="model", length=4, tv_budget=2.0, on_drafter_error="raise"
-        )
+        config = SpeculativeConfig(acceptance=rule, drafting="model", length=4, tv_budget=2.0, on_drafter_error="raise")
         assert config.rule == EarlyExactGuard(rule, 2)
         torch.manual_seed(7)
         options = {"assistant_model": draft, "speculative_config": config, "do_sample": True, "max_new_tokens": 24}

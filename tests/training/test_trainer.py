@@ -262,9 +262,7 @@ def two_processes(name, **more):
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     results = FORK.Queue()
-    processes = [
-        FORK.Process(target=shared_run, args=(rank, port, name, results), kwargs=more) for rank in range(2)
-    ]
+    processes = [FORK.Process(target=shared_run, args=(rank, port, name, results), kwargs=more) for rank in range(2)]
     for process in processes:
         process.start()
     found = [results.get(timeout=60) for _ in processes]
