@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
@@ -94,7 +93,7 @@ def _options(asked: Mapping[str, Any]) -> TrainingOptions:
     from hf_specdec.training.options import TrainingOptions
 
     names = ("max_steps", "batch_size", "micro_batch_size", "learning_rate", "eval_every", "save_every", "seed")
-    precision = "bf16" if asked["dtype"] is opt.DTypeName.bfloat16 else "no"
+    precision: Literal["no", "bf16"] = "bf16" if asked["dtype"] is opt.DTypeName.bfloat16 else "no"
     return TrainingOptions(mixed_precision=precision, **{name: asked[name] for name in names})
 
 
