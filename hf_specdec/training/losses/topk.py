@@ -19,7 +19,8 @@ __all__ = ["TopKLoss", "topk_cross_entropy"]
 @dataclass(frozen=True)
 class TopKLoss:
     """`-sum_j decay^j sum_{x in top-k of p_j} p_j ln q_j` (published as a part of HASS: `k = 10`, and `p` is not renormalised
-    over its top-k), over the number of trained anchors. Ours: by itself, for every network; the top k are those that can be drafted.
+    over its top-k), over the number of trained anchors. Ours: by itself, for every network; the top k are those that can be
+    drafted.
 
     Args:
         topk (`int`): How many tokens.
