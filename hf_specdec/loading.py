@@ -9,6 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedModel
 
 from hf_specdec.errors import InvalidConfigError
+from hf_specdec.huge_pages import use_huge_pages
 from hf_specdec.linear import PackedLinear, pack_linears
 from hf_specdec.networks.auto import AutoDrafter
 from hf_specdec.networks.checkpoint import is_draft_checkpoint
@@ -28,6 +29,8 @@ def load_model(
     **kwargs: Any,
 ) -> PreTrainedModel:
     """A causal LM from a folder or the Hub, in evaluation mode.
+
+    Weights on the CPU are put in huge pages of memory where the system has them; a pass then looks up fewer addresses.
 
     Args:
         id_or_path (`str` or path): Folder or Hub id.
@@ -62,6 +65,7 @@ def load_model(
             raise InvalidConfigError(
                 f"packed=True, but no layer could be packed: {sorted(set(report.skipped.values()))}"
             )
+    use_huge_pages(model)
     return model
 
 

@@ -70,7 +70,7 @@ def draft_chain(
             break
         if budget.min_survival > 0:
             survival = survival * scores.softmax(-1).max(-1).values.cpu()
-            if not _worth_a_step(survival, open_rows, context.unfinished, budget.min_survival):
+            if not _worth_a_step(survival, open_rows, context.unfinished, budget):
                 break
         logits = extend(token)
     _refuse_nan(torch.stack(peaks), name)
@@ -98,9 +98,12 @@ def _may_draft(scores: Tensor, peaks: Tensor, min_confidence: float) -> Tensor:
     return possible.cpu()
 
 
-def _worth_a_step(survival: Tensor, open_rows: Tensor, unfinished: Tensor, bound: float) -> bool:
+def _worth_a_step(survival: Tensor, open_rows: Tensor, unfinished: Tensor, budget: Budget) -> bool:
     """Whether drafts with these chances (`(batch,)`) of being accepted so far deserve another step; see [`Budget`]."""
-    return float(torch.where(open_rows, survival, 0.0)[unfinished].mean()) >= bound
+    chances = torch.where(open_rows, survival, 0.0)
+    if budget.weights is not None:
+        chances = chances * budget.weights
+    return float(chances[unfinished].mean()) >= budget.min_survival
 
 
 def _refuse_nan(peaks: Tensor, name: str) -> None:

@@ -44,12 +44,12 @@ class HybridDrafter(DrafterBase):
         from_match, from_model = self._plan(context, budget, offered)
         if not bool((from_model > 0)[context.unfinished].any()):
             return offered.first(from_match)
-        modelled = self.model.propose(context, Budget(from_model, budget.min_confidence, budget.min_survival))
+        modelled = self.model.propose(context, replace(budget, max_tokens=from_model, ceiling=None, forecast=None))
         # A model may find nothing worth proposing, as exit heads do where none is sure.
         matched = offered.first(torch.where((from_model > 0) & (modelled.lengths == 0), from_model, from_match))
         extended = Draft.empty(context.batch_size)
         if budget.forecast is not None:
-            extended = self._extension(context, modelled, budget.limit, budget.forecast)
+            extended = self._extension(context, modelled, budget, budget.forecast)
         if matched.width == 0 and extended.width == 0:
             return modelled
         return _joined(matched, modelled, extended)
@@ -69,19 +69,20 @@ class HybridDrafter(DrafterBase):
         if budget.forecast is None:
             return matched.lengths, torch.where(matched.lengths > 0, 0, budget.max_tokens)
         rows = (context.unfinished & (budget.limit > 0)).nonzero()[:, 0].tolist()
-        plan = budget.forecast.plan([offer(matched, row) for row in rows], with_model=True)
+        offers = [offer(matched, row) for row in rows]
+        plan = budget.forecast.plan(offers, with_model=True, weights=budget.weights_of(rows))
         from_match, from_model = torch.zeros_like(budget.limit), torch.zeros_like(budget.limit)
         from_match[rows], from_model[rows] = torch.tensor(plan.from_match), torch.tensor(plan.from_model)
         return from_match, from_model.minimum(budget.limit)
 
-    def _extension(self, context: Context, modelled: Draft, limit: Tensor, forecast: Forecast) -> Draft:
+    def _extension(self, context: Context, modelled: Draft, budget: Budget, forecast: Forecast) -> Draft:
         """What the matches of the text with the model's draft add to it."""
-        room = torch.where(modelled.lengths > 0, limit - modelled.lengths, 0)
+        room = torch.where(modelled.lengths > 0, budget.limit - modelled.lengths, 0)
         matched = self.ngram.match(_with_draft(context, modelled), room)
         rows = context.unfinished.nonzero()[:, 0].tolist()
         offers = [self._offer_after(modelled, matched, row) for row in rows]
         most = torch.zeros_like(room)
-        most[rows] = torch.tensor(forecast.extensions(offers, modelled.width))
+        most[rows] = torch.tensor(forecast.extensions(offers, modelled.width, budget.weights_of(rows)))
         return matched.first(most)
 
     def _offer_after(self, modelled: Draft, matched: Draft, row: int) -> tuple[str, int, int] | None:

@@ -42,7 +42,8 @@ class PromptLookupDrafter(DrafterBase):
         if budget.forecast is None or matched.width == 0:
             return matched
         rows = context.unfinished.nonzero()[:, 0].tolist()
-        plan = budget.forecast.plan([offer(matched, row) for row in rows], with_model=False)
+        offers = [offer(matched, row) for row in rows]
+        plan = budget.forecast.plan(offers, with_model=False, weights=budget.weights_of(rows))
         most = torch.zeros_like(matched.lengths)
         most[rows] = torch.tensor(plan.from_match)
         return matched.first(most)

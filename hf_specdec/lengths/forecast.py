@@ -92,14 +92,17 @@ class GoodputForecast:
         step = self.seconds(self.length, 1) - self.costs.pass_seconds(self.length)
         return min(_SUREST, self.value_of_time * step / max(self.rates[self.kind][0], 0.05))
 
-    def plan(self, offers: Sequence[tuple[str, int] | None], *, with_model: bool) -> Plan:
+    def plan(
+        self, offers: Sequence[tuple[str, int] | None], *, with_model: bool, weights: Sequence[float] | None = None
+    ) -> Plan:
         with_model = with_model and self.kind in self.rates
         worth = self.value_of_time if with_model else self.plain_speed
         best = ([0] * len(offers), [0] * len(offers))
-        best_value = len(offers) * (1.0 - worth * self.seconds(0, 0))
+        weights = [1.0] * len(offers) if weights is None else weights
+        best_value = sum(weights) - len(offers) * worth * self.seconds(0, 0)
         for use_model in (False, True)[: 1 + with_model]:
             for cap in range(1, self.longest + 1):
-                found, modelled, tokens = self._shares(offers, cap, use_model)
+                found, modelled, tokens = self._shares(offers, weights, cap, use_model)
                 seconds = self.seconds(max(found + modelled), max(modelled))
                 value = tokens - len(offers) * worth * seconds
                 if value > best_value:
@@ -107,9 +110,10 @@ class GoodputForecast:
         return Plan(*best)
 
     def _shares(
-        self, offers: Sequence[tuple[str, int] | None], cap: int, use_model: bool
+        self, offers: Sequence[tuple[str, int] | None], weights: Sequence[float], cap: int, use_model: bool
     ) -> tuple[list[int], list[int], float]:
-        """What each row drafts, from its match and by the model, when none drafts more than `cap`; and the tokens expected."""
+        """What each row drafts, from its match and by the model, when none drafts more than `cap`; and the tokens expected, by
+        their weight."""
         found, modelled, tokens = [0] * len(offers), [0] * len(offers), 0.0
         by_model = self.expected[self.kind][cap] if use_model else 1.0
         for row, offer in enumerate(offers):
@@ -119,21 +123,26 @@ class GoodputForecast:
                 found[row] = min(cap, offered)
             elif use_model:
                 modelled[row] = cap
-            tokens += max(by_match, by_model)
+            tokens += weights[row] * max(by_match, by_model)
         return found, modelled, tokens
 
-    def extensions(self, offers: Sequence[tuple[str, int, int] | None], width: int) -> list[int]:
-        cap = max(range(width, max(width, self.longest) + 1), key=lambda cap: (self._worth(offers, width, cap), -cap))
-        return self._extended(offers, cap)
+    def extensions(
+        self, offers: Sequence[tuple[str, int, int] | None], width: int, weights: Sequence[float] | None = None
+    ) -> list[int]:
+        weighed = [1.0] * len(offers) if weights is None else weights
+        caps = range(width, max(width, self.longest) + 1)
+        return self._extended(offers, max(caps, key=lambda cap: (self._worth(offers, weighed, width, cap), -cap)))
 
-    def _worth(self, offers: Sequence[tuple[str, int, int] | None], width: int, cap: int) -> float:
+    def _worth(
+        self, offers: Sequence[tuple[str, int, int] | None], weights: Sequence[float], width: int, cap: int
+    ) -> float:
         """Tokens that extensions up to a width of `cap` are expected to bring, less what their seconds are worth."""
         gain = 0.0
-        for offer, length in zip(offers, self._extended(offers, cap), strict=True):
+        for offer, weight, length in zip(offers, weights, self._extended(offers, cap), strict=True):
             if offer is not None and length:
                 kind, _, drafted = offer
                 reached = self.expected[self.kind][drafted] - self.expected[self.kind][drafted - 1]
-                gain += reached * (self.expected[kind][length] - 1.0)
+                gain += weight * reached * (self.expected[kind][length] - 1.0)
         more = self.costs.pass_seconds(cap + 1) - self.costs.pass_seconds(width + 1)
         return gain - len(offers) * self.value_of_time * more
 

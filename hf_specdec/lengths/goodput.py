@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
 import torch
+from torch import Tensor
 
 from hf_specdec.errors import InvalidConfigError
 from hf_specdec.lengths.costs import CostTable
 from hf_specdec.lengths.forecast import GoodputForecast, is_free
 from hf_specdec.lengths.measured import MeasuredCosts
+from hf_specdec.lengths.row_weights import row_weights
 from hf_specdec.lengths.track_record import TrackRecord
 from hf_specdec.records import Budget, Round
 
@@ -88,6 +91,9 @@ class GoodputSchedule:
         self._records: dict[str, TrackRecord] = {}
         self._measured = MeasuredCosts(controller.longest)
         self._num_rows = batch_size  # of the latest pass
+        self._judged_rows = batch_size  # when all kinds were last given a trial
+        self._num_tokens = torch.zeros(batch_size, dtype=torch.long)
+        self._unfinished = torch.ones(batch_size, dtype=torch.bool)
         self._recent: deque[tuple[float, float]] = deque(maxlen=_SPACING)  # tokens per row, and seconds, of rounds
         self._kind = "model"
 
@@ -97,7 +103,11 @@ class GoodputSchedule:
             return Budget(torch.zeros(self.batch_size, dtype=torch.long))
         ceiling = torch.full((self.batch_size,), self.controller.longest)
         return Budget(
-            ceiling.clamp(max=forecast.length), min_survival=forecast.min_survival, ceiling=ceiling, forecast=forecast
+            ceiling.clamp(max=forecast.length),
+            min_survival=forecast.min_survival,
+            ceiling=ceiling,
+            forecast=forecast,
+            weights=None if self.batch_size == 1 else self._weights(),
         )
 
     def forecast(self) -> GoodputForecast:
@@ -117,10 +127,37 @@ class GoodputSchedule:
         self.num_rounds += 1
         self._num_rows = self.batch_size if round_.num_rows is None else round_.num_rows
         self._measured.add_pass(self._num_rows, int(round_.num_drafted.max()) + 1, round_.verify_seconds)
-        emitted = [len(row) for row in round_.emitted if row]
-        self._recent.append((sum(emitted) / max(len(emitted), 1), round_.draft_seconds + round_.verify_seconds))
-        seen: set[str] = set()
-        steps = 0
+        weights, emitted = self._weights(), torch.tensor([len(row) for row in round_.emitted])
+        seconds = round_.draft_seconds + round_.verify_seconds
+        self._recent.append((float((weights * emitted).sum() / weights.sum().clamp(min=1)), seconds))
+        self._num_tokens, self._unfinished = self._num_tokens + emitted, round_.unfinished.cpu()
+        lengths = self._learn(round_, weights.tolist())
+        if steps := max((length for kind, length in lengths.items() if not is_free(kind)), default=0):
+            self._measured.add_steps(self._num_rows, steps, round_.draft_seconds)
+        costs = self.costs()
+        for kind in sorted(lengths):
+            self._judge(kind, costs)
+        self._kind = next((kind for kind in sorted(lengths) if not is_free(kind)), self._kind)
+        if self._num_rows <= self._judged_rows // 2:
+            # What did not pay for many rows may pay for few.
+            self._judged_rows = self._num_rows
+            for record in self._records.values():
+                record.wake(self.num_rounds)
+
+    def _weights(self) -> Tensor:
+        """`(batch,)`, what tokens of each row are worth; all of them where nobody has finished yet or everybody has."""
+        if self.batch_size == 1 or not bool(self._unfinished.any()):
+            return torch.ones(self.batch_size)
+        return row_weights(self._num_tokens, self._unfinished)
+
+    def _learn(self, round_: Round, weights: Sequence[float]) -> dict[str, int]:
+        """Counts what became of each row's drafts; returns the longest draft of each kind.
+
+        What rows do at the same time is alike: `n` drafts of one kind count as the square root of `n`, those of rows that are
+        behind for more.
+        """
+        longest: dict[str, int] = {}
+        alike = Counter(kind for stretches in round_.kinds for kind in {kind for kind, _ in stretches})
         for row, stretches in enumerate(round_.kinds):
             verified, accepted = int(round_.num_verified[row]), int(round_.num_accepted[row])
             fruitless = 0
@@ -129,16 +166,11 @@ class GoodputSchedule:
                 stretches, verified = stretches or [(round_.source, 0)], min(verified, accepted) + 1
                 fruitless = 1
             for kind, length in stretches:
-                self._record(kind).observe(min(verified, length + fruitless), min(accepted, length))
+                weight = weights[row] / max(alike[kind], 1) ** 0.5
+                self._record(kind).observe(min(verified, length + fruitless), min(accepted, length), weight)
                 verified, accepted = max(0, verified - length), max(0, accepted - length)
-                steps = steps if is_free(kind) else max(steps, length)
-                seen.add(kind)
-        if steps:
-            self._measured.add_steps(self._num_rows, steps, round_.draft_seconds)
-        costs = self.costs()
-        for kind in sorted(seen):
-            self._judge(kind, costs)
-        self._kind = next((kind for kind in sorted(seen) if not is_free(kind)), self._kind)
+                longest[kind] = max(longest.get(kind, 0), length)
+        return longest
 
     def _measures_plain(self, forecast: GoodputForecast) -> bool:
         """Whether the round should show once more what a plain step costs."""

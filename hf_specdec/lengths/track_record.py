@@ -11,6 +11,7 @@ __all__ = ["TrackRecord"]
 _PRIOR_WEIGHT = 2.5  # of the prior, in observations
 _LEAN = 4.0  # observations at which a position's own estimate counts as much as that of the position before it
 _LONGEST_PAUSE = 512
+_FADING = 0.3  # of the speed at which observations give way to newer ones, where there are none
 
 
 @dataclass
@@ -38,11 +39,19 @@ class TrackRecord:
         self._verified = [_PRIOR_WEIGHT] * self.longest
         self._first_pause = self.pause
 
-    def observe(self, num_verified: int, num_accepted: int) -> None:
-        """Learns from one stretch of drafts: `num_verified` were judged, the first `num_accepted` of them accepted."""
-        for position in range(min(num_verified, self.longest)):
-            self._verified[position] = self._verified[position] * self.memory + 1
-            self._accepted[position] = self._accepted[position] * self.memory + (position < num_accepted)
+    def observe(self, num_verified: int, num_accepted: int, weight: float = 1.0) -> None:
+        """Learns from one stretch of drafts: `num_verified` were judged, the first `num_accepted` of them accepted.
+
+        It counts as `weight` observations. What was seen of positions that were not judged fades too, so that it cannot keep
+        drafts short for ever.
+        """
+        kept = self.memory**weight
+        faded = kept**_FADING
+        for position in range(self.longest):
+            judged = position < num_verified
+            keep, right = kept if judged else faded, judged and position < num_accepted
+            self._verified[position] = self._verified[position] * keep + weight * judged
+            self._accepted[position] = self._accepted[position] * keep + weight * right
 
     def rates(self, optimism: float = 0.0) -> tuple[float, ...]:
         """Estimates by position, raised by `optimism` standard errors; one that was hardly ever reached leans on the
@@ -63,6 +72,11 @@ class TrackRecord:
         """Sits out some rounds, twice as many as the last time."""
         self.resume_at = round_number + self.pause
         self.pause = min(self.pause * 2, _LONGEST_PAUSE)
+
+    def wake(self, round_number: int) -> None:
+        """Ends a rest before its time, for a trial."""
+        if self.resume_at is not None:
+            self.resume_at = min(self.resume_at, round_number)
 
     def work(self) -> None:
         """Pays again."""

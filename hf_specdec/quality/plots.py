@@ -8,7 +8,7 @@ from typing import Any
 from hf_specdec.quality.summary import pareto_front
 
 
-__all__ = ["plot"]
+__all__ = ["draw_speed", "plot"]
 
 
 def plot(summary: dict[str, dict[str, Any]], title: str) -> bytes:
@@ -28,7 +28,7 @@ def plot(summary: dict[str, dict[str, Any]], title: str) -> bytes:
     grid = figure.add_gridspec(2, 2, height_ratios=(0.42 * len(names), 4.0))
     left = figure.add_subplot(grid[0, 0])
     right = figure.add_subplot(grid[0, 1], sharey=left)
-    _speed(figure.add_subplot(grid[1, :]), summary)
+    draw_speed(figure.add_subplot(grid[1, :]), summary)
     _intervals(left, names, [summary[name]["accuracy"] for name in names])
     left.set(title="accuracy", xlabel="% of questions")
     reference = "plain"
@@ -43,7 +43,8 @@ def plot(summary: dict[str, dict[str, Any]], title: str) -> bytes:
     return buffer.getvalue()
 
 
-def _speed(axis: Any, summary: dict[str, dict[str, Any]]) -> None:
+def draw_speed(axis: Any, summary: dict[str, dict[str, Any]]) -> None:
+    """Accuracy against speed, with the arms that no other beats in both joined by a line."""
     front = pareto_front(summary)
     points = {name: (each["tokens_per_second"], 100 * each["accuracy"]["mean"]) for name, each in summary.items()}
     axis.plot(*zip(*(points[name] for name in front), strict=True), color="#2a9d8f", linewidth=1, zorder=0)

@@ -14,7 +14,7 @@ from hf_specdec.quality.statistics import RESAMPLES
 from hf_specdec.quality.summary import REFERENCES, pareto_front
 
 
-__all__ = ["markdown", "tables", "write_report"]
+__all__ = ["interval", "markdown", "tables", "write_report"]
 
 _SPEED = {
     "tokens_per_second": ("tokens/s", "{:.1f}"),
@@ -79,8 +79,8 @@ def _answer_table(summary: dict[str, dict[str, Any]]) -> list[str]:
     titles += [f"text equal to {name}" for name in equal]
     lines = ["| arm | " + " | ".join(titles) + " |", "|---|" + "---:|" * len(titles)]
     for name, each in summary.items():
-        cells = [_interval(each["accuracy"], "{:.1f}"), str(len(each["seeds"]))]
-        cells += [_interval(each["difference"].get(other), "{:+.1f}") for other in references]
+        cells = [interval(each["accuracy"], "{:.1f}"), str(len(each["seeds"]))]
+        cells += [interval(each["difference"].get(other), "{:+.1f}") for other in references]
         cells.append(f"{each['won']} / {each['lost']}" if "won" in each else "")
         cells += [f"{each['text_equal'][other]:.0%}" if other in each["text_equal"] else "" for other in equal]
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
@@ -107,7 +107,8 @@ def _remarks(summary: dict[str, dict[str, Any]]) -> str:
     return " ".join(remarks)
 
 
-def _interval(estimate: dict[str, float] | None, form: str) -> str:
+def interval(estimate: dict[str, float] | None, form: str) -> str:
+    """A share and its interval, in points; nothing where there is none."""
     if estimate is None:
         return ""
     mean, low, high = (form.format(100 * estimate[key]) for key in ("mean", "low", "high"))

@@ -53,12 +53,14 @@ class Budget:
         min_confidence (`float`): A row stops *before* a position whose largest draft probability is below this. The
             decision looks at the law and never at the token drawn from it, which keeps sampling exact.
         min_survival (`float`): Drafting stops *after* a position at which the product of a row's largest draft
-            probabilities so far, as the mean over the unfinished rows (0 for those that draft no more), is below this.
+            probabilities so far, as the weighted mean over the unfinished rows (0 for those that draft no more), is below this.
         ceiling (`torch.LongTensor` of shape `(batch,)`, *optional*): Most tokens for a drafter that asks the `forecast`;
             `max_tokens` is the advice for the others.
         forecast ([`Forecast`], *optional*): Helps drafters that have a choice of drafts.
         max_nodes (`int`, *optional*): Most nodes of a tree, whose longest path `max_tokens` limits; as many as the drafter
             likes where it is None.
+        weights (`torch.FloatTensor` of shape `(batch,)`, *optional*): What a token is worth to each row, 1 on average over
+            the unfinished ones; the same to all where it is None.
     """
 
     max_tokens: Tensor
@@ -67,6 +69,7 @@ class Budget:
     ceiling: Tensor | None = None
     forecast: Forecast | None = None
     max_nodes: int | None = None
+    weights: Tensor | None = None
 
     @property
     def width(self) -> int:
@@ -77,6 +80,10 @@ class Budget:
         """`(batch,)`, tokens that no draft may exceed."""
         return self.max_tokens if self.ceiling is None else self.ceiling
 
+    def weights_of(self, rows: list[int]) -> list[float] | None:
+        """The weights of some rows; None where all weigh the same."""
+        return None if self.weights is None else self.weights[rows].tolist()
+
     def capped(self, most: Tensor) -> Budget:
         """The same with at most `most` (`(batch,)`) tokens per row."""
         ceiling = None if self.ceiling is None else torch.minimum(self.ceiling, most)
@@ -85,7 +92,8 @@ class Budget:
     def of_rows(self, rows: Tensor) -> Budget:
         """That of some rows (`(kept,)`) only."""
         ceiling = None if self.ceiling is None else self.ceiling[rows]
-        return replace(self, max_tokens=self.max_tokens[rows], ceiling=ceiling)
+        weights = None if self.weights is None else self.weights[rows]
+        return replace(self, max_tokens=self.max_tokens[rows], ceiling=ceiling, weights=weights)
 
 
 @dataclass(frozen=True)
@@ -104,11 +112,18 @@ class Plan:
 class Forecast(Protocol):
     """What a length controller expects of the drafts that a drafter could make."""
 
-    def plan(self, offers: Sequence[tuple[str, int] | None], *, with_model: bool) -> Plan:
-        """The best drafts for rows that are each offered a match, `(kind, tokens)`, or None, and perhaps a model."""
+    def plan(
+        self, offers: Sequence[tuple[str, int] | None], *, with_model: bool, weights: Sequence[float] | None = None
+    ) -> Plan:
+        """The best drafts for rows that are each offered a match, `(kind, tokens)`, or None, and perhaps a model.
+
+        `weights` are those of a [`Budget`] for these rows.
+        """
         ...
 
-    def extensions(self, offers: Sequence[tuple[str, int, int] | None], width: int) -> list[int]:
+    def extensions(
+        self, offers: Sequence[tuple[str, int, int] | None], width: int, weights: Sequence[float] | None = None
+    ) -> list[int]:
         """How many tokens of its match should follow each row's model draft; the widest of these has `width` tokens.
 
         A row's offer is the match's kind, its tokens, and how many the model drafted; None where there is no match.

@@ -1,9 +1,11 @@
 """RCSD's table on the demo target, at its smallest: it runs, it resumes, and the report has what is read from it."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
+from hf_specdec import InvalidConfigError
 from hf_specdec.demo.pair import load_pair
 from hf_specdec.quality.drafters.reproduction import Plan, reproduce
 
@@ -59,3 +61,5 @@ def test_everything_is_trained_measured_and_reported_and_then_not_again(tmp_path
     assert reproduce(pair, docs, tmp_path / "out", report, PLAN, library=library) == found
     assert sizes == [len(log.read_text().splitlines()) for log in logs] == [2, 2, 2, 2]
     assert (tmp_path / "out" / "texts.jsonl").read_text() == texts
+    with pytest.raises(InvalidConfigError, match="stage_steps 2, now 3"):
+        reproduce(pair, docs, tmp_path / "out", report, replace(PLAN, stage_steps=3, steps=(1,)), library=library)

@@ -252,7 +252,7 @@ def hybrid_seconds_per_token(acceptance, slope, *, rounds=300, seed=0):
 
 @pytest.mark.parametrize("slope", [0.02, 0.1])
 def test_useless_matches_and_a_useless_model_cost_a_batch_little(slope):
-    assert statistics.mean(hybrid_seconds_per_token(0.1, slope, seed=seed) for seed in range(3)) <= 1.04
+    assert statistics.mean(hybrid_seconds_per_token(0.1, slope, seed=seed) for seed in range(8)) <= 1.05
 
 
 def test_free_drafts_on_trial_are_as_long_as_their_pass_is_cheap():

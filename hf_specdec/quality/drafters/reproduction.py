@@ -21,6 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from hf_specdec.demo import corpus, tokenizer
 from hf_specdec.demo.pair import Pair, load_pair
+from hf_specdec.errors import InvalidConfigError
 from hf_specdec.files import mended_lines
 from hf_specdec.networks import AutoDrafter, DraftNetwork
 from hf_specdec.networks.export import export_drafter
@@ -40,6 +41,8 @@ from hf_specdec.training.trainer import StepLog
 __all__ = ["Plan", "reproduce", "step_logger", "windows"]
 
 Show = Callable[[str, int, int], None]
+
+_MEASURED_ONLY = ("held_out", "measured_tokens", "steps", "seeds", "evaluate_every")  # drafters do not depend on them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,8 +96,12 @@ def reproduce(
         library (`Path`, *optional*): Folder whose docstrings are read; the standard library by default.
         progress (`Callable[[str, int, int], None]`, *optional*): Called with the name of a part, what is done of it, and all
             there is of it.
+
+    Raises:
+        [`InvalidConfigError`]: If `out` holds what was trained by another plan.
     """
     out.mkdir(parents=True, exist_ok=True)
+    _same_training(out / "plan.json", plan, options or RCSDTraining())
     training, held_out = (tokenizer.encode_all(pair.tokenizer, side) for side in corpus.load(docs, library))
     prompts = windows(held_out, plan.held_out, plan.prompt_tokens)
     asked = windows(training, plan.texts, plan.prompt_tokens)
@@ -119,6 +126,19 @@ def reproduce(
     about = {"seeds": list(plan.seeds), "plan": asdict(plan), "rcsd": asdict(options or RCSDTraining())}
     write_report(report, found, model="demo", dataset="pydocs", about={**about, "hass_history": _history(out / "hass")})
     return found
+
+
+def _same_training(file: Path, plan: Plan, options: RCSDTraining) -> None:
+    """Keeps what the folder's texts and drafters depend on, and refuses to go on with anything else."""
+    asked = {name: value for name, value in asdict(plan).items() if name not in _MEASURED_ONLY} | asdict(options)
+    asked = json.loads(json.dumps(asked))
+    known = json.loads(file.read_text()) if file.exists() else asked
+    if known != asked:
+        changed = [f"{name} {known.get(name)}, now {asked[name]}" for name in asked if known.get(name) != asked[name]]
+        raise InvalidConfigError(
+            f"{file.parent} was trained with {'; '.join(changed)}: go on with the same plan, or write to another folder"
+        )
+    file.write_text(json.dumps(asked, indent=1) + "\n")
 
 
 @dataclass
@@ -236,7 +256,8 @@ def _history(folder: Path) -> list[dict[str, float]]:
     """Step and tau of every evaluation of a run, which show its plateau."""
     file = folder / "log.jsonl"
     logs = [json.loads(line) for line in file.read_text().splitlines()]
-    return [{"step": log["step"], **log["evaluation"]} for log in logs if log["evaluation"]]
+    latest = {log["step"]: log for log in logs}  # a killed run repeats the steps since its checkpoint
+    return [{"step": step, **log["evaluation"]} for step, log in sorted(latest.items()) if log["evaluation"]]
 
 
 def _bars(bars: Progress) -> Show:
