@@ -52,14 +52,15 @@ def launch(*arguments):
     return [found[rank][1] for rank in range(2)]
 
 
-def test_two_processes_share_answers_rounds_and_steps(pair, run_json, tmp_path):
+@pytest.mark.parametrize("split", [[], ["--fsdp"]], ids=["ddp", "fsdp"])
+def test_two_processes_share_answers_rounds_and_steps(pair, run_json, tmp_path, split):
     (tmp_path / "prompts.txt").write_text("\n".join(PROMPTS))
     options = ["train", "--target", pair.target, "--data", tmp_path / "prompts.txt", "--max-new-tokens", 8]
     options += ["--batch-size", 2, "--held-out", 0.3, "--save-every", 2, "--dtype", "float32"]
     run_json(*options, "--recipe", "hass", "--max-steps", 2, "--out", tmp_path / "hass")
     options += ["--recipe", "rcsd-dpo", "--start", tmp_path / "hass", "--max-steps", 4]
     expected = run_json(*options, "--out", tmp_path / "one")
-    printed = launch(*options, "--out", tmp_path / "two", "--json")
+    printed = launch(*options, *split, "--out", tmp_path / "two", "--json")
     assert printed[1] == ""
     found = json.loads(printed[0])
     assert found["num_texts"] == expected["num_texts"]
