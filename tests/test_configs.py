@@ -37,6 +37,7 @@ CONFIGS = [
     CoSpecConfig(threshold=0.7, floor_ratio=0.0),
     SpeculativeConfig(acceptance=EarlyExactGuard(TopK(3), 4, schedule="power", gamma=2.0)),
     SpeculativeConfig(acceptance=RelaxedThinking(end_token_id=7), guard=1),
+    NucleusConfig(guard=EarlyExactGuard(length=5, schedule="linear")),
 ]
 
 

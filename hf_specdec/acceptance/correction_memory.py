@@ -101,6 +101,12 @@ class CorrectionMemory:
                 self._counts[pair] = self._counts.pop(pair, 0) + count
             self._shrink()
 
+    def claim(self, target_config: Any, draft_config: Any) -> None:
+        """Takes the fingerprint of the pair of models that begins to fill it; one with counts, or a fingerprint, keeps what it
+        has."""
+        if not self._counts and not self.fingerprint:
+            self.fingerprint = pair_fingerprint(target_config, draft_config)
+
     def copy(self) -> CorrectionMemory:
         """A memory of its own with the same counts."""
         twin = CorrectionMemory(self.max_entries, self.fingerprint)

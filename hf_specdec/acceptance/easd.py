@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hf_specdec.acceptance.exact import exact_acceptance, exact_replacement
+from hf_specdec.acceptance.relaxed import check_entropy
 from hf_specdec.errors import InvalidConfigError
 from hf_specdec.laws import EntropyKind, entropy, one_hot, residual, top_overlap, without_token
 from hf_specdec.records import Evidence, Outcome
@@ -86,8 +87,7 @@ class EASD:
             raise InvalidConfigError(f'apply_to must be "accepted" or "all", got {self.apply_to!r}')
         if not 0.0 <= self.penalty <= 1.0:
             raise InvalidConfigError(f"penalty must lie in [0, 1], got {self.penalty}")
-        if self.entropy_kind not in ("full", "topk", "normalized"):
-            raise InvalidConfigError(f'entropy_kind must be "full", "topk" or "normalized", got {self.entropy_kind!r}')
+        check_entropy(self.entropy_kind, self.entropy_top_k, self.entropy_base)
 
     @property
     def lossless(self) -> bool:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from hf_specdec.acceptance.gates import mismatched
-from hf_specdec.acceptance.relaxed import SetRule, check_range, whole_draft
+from hf_specdec.acceptance.relaxed import SetRule, check_entropy, check_range, whole_draft
 from hf_specdec.errors import InvalidConfigError
 from hf_specdec.laws import EntropyKind, entropy
 from hf_specdec.records import Evidence
@@ -40,8 +40,7 @@ class FLy(SetRule):
         if self.window < 1:
             raise InvalidConfigError(f"window must be at least 1, got {self.window}")
         check_range("entropy_threshold", self.entropy_threshold, 0.0, float("inf"))
-        if self.entropy_kind not in ("full", "topk", "normalized"):
-            raise InvalidConfigError(f'entropy_kind must be "full", "topk" or "normalized", got {self.entropy_kind!r}')
+        check_entropy(self.entropy_kind, self.entropy_top_k)
 
     def members(self, evidence: Evidence) -> Tensor:
         whole, columns = whole_draft(evidence)

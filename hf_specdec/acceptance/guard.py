@@ -1,14 +1,14 @@
 """SecureSD's guard: a relaxed rule that is exact at first (arXiv 2610.08678)."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, final
 
 import torch
 from torch import Tensor
 
 from hf_specdec.acceptance.emission import emitted_law
-from hf_specdec.acceptance.exact import exact_acceptance, exact_replacement
+from hf_specdec.acceptance.exact import Exact, exact_acceptance, exact_replacement
 from hf_specdec.acceptance.relaxed import check_range
 from hf_specdec.acceptance.tv_budget import TVBudget
 from hf_specdec.acceptance.wrapping import WrappingRule
@@ -30,7 +30,8 @@ class EarlyExactGuard(WrappingRule):
     `length` tokens are judged exactly; a rule's memory sees every position.
 
     Args:
-        inner ([`AcceptanceRule`]): The rule.
+        inner ([`AcceptanceRule`]): The rule. Left out where a config has the rule and is told its guard, as in
+            `NucleusConfig(guard=EarlyExactGuard(length=2))`.
         length (`int`): `L`: generated tokens before the schedule ends; 0 leaves the rule as it is.
         schedule (`str`): `"step"`: `start` before `L`, `end` from there on; `"linear"`: from one to the other; `"power"`: the
             same with the fraction `t / L` raised to `gamma`.
@@ -38,7 +39,7 @@ class EarlyExactGuard(WrappingRule):
         gamma (`float`): Exponent of `"power"`.
     """
 
-    inner: AcceptanceRule
+    inner: AcceptanceRule = field(default_factory=Exact)
     length: int = 2
     schedule: Literal["step", "linear", "power"] = "step"
     start: float = 0.0

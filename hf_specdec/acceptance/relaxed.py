@@ -5,6 +5,7 @@ decide. So each rule has a setting at which it is the exact rule, bit for bit, a
 of the published rules, which emit the target's argmax there.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import ClassVar, final
@@ -15,7 +16,7 @@ from torch import Tensor
 from hf_specdec.acceptance.exact import exact_acceptance, exact_replacement
 from hf_specdec.acceptance.gates import allowed
 from hf_specdec.errors import InvalidConfigError
-from hf_specdec.laws import one_hot, residual
+from hf_specdec.laws import EntropyKind, one_hot, residual
 from hf_specdec.records import Evidence, Judged, Outcome
 
 
@@ -25,6 +26,7 @@ __all__ = [
     "MaskRule",
     "RelaxedRule",
     "SetRule",
+    "check_entropy",
     "check_range",
     "count_relaxed",
     "proposal",
@@ -189,6 +191,16 @@ def check_range(name: str, value: float, low: float, high: float, *, above: bool
     """Raises unless `low <= value <= high` (`low < value` with `above`)."""
     if not low <= value <= high or (above and value == low):
         raise InvalidConfigError(f"{name} must lie in {'(' if above else '['}{low}, {high}], got {value}")
+
+
+def check_entropy(kind: EntropyKind, top_k: int, base: float = math.e) -> None:
+    """Raises unless these say which entropy is meant, see [`hf_specdec.laws.entropy`]."""
+    if kind not in ("full", "topk", "normalized"):
+        raise InvalidConfigError(f'entropy_kind must be "full", "topk" or "normalized", got {kind!r}')
+    if top_k < 1:
+        raise InvalidConfigError(f"entropy_top_k must be at least 1, got {top_k}")
+    if not base > 1.0:
+        raise InvalidConfigError(f"entropy_base must be above 1 (e for nats, 2 for bits), got {base}")
 
 
 def proposal(evidence: Evidence) -> Tensor:

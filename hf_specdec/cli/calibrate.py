@@ -11,7 +11,7 @@ from hf_specdec.cli import calibrate_self_draft
 from hf_specdec.cli import options as opt
 from hf_specdec.cli.calibrate_csd import csd
 from hf_specdec.cli.calibrate_nucleus import nucleus
-from hf_specdec.cli.calibrating import base_config, calibrate_pair, read_some
+from hf_specdec.cli.calibrating import about_pair, base_config, calibrate_pair, read_some
 from hf_specdec.cli.errors import reports_errors
 from hf_specdec.cli.models import load_models, load_tokenizer, quiet
 from hf_specdec.cli.output import note, print_json
@@ -53,7 +53,7 @@ def easd(
     config: Annotated[
         str, typer.Option("--config", "-c", help="EASD config whose other options are kept: easd, or a saved one.")
     ] = "easd",
-    save: Annotated[Path | None, typer.Option("--save", help="Folder to write speculative_config.json to.")] = None,
+    save: Annotated[Path | None, typer.Option("--save", help="Folder to write the config and a card to.")] = None,
     dtype: opt.DType = opt.DTypeName.auto,
     device_map: opt.DeviceMap = None,
     quantization: opt.Quantization = None,
@@ -61,8 +61,10 @@ def easd(
     debug: opt.Debug = False,
 ) -> None:
     """Set EASD's entropy thresholds to a percentile of what both models show along your texts."""
+    from hf_specdec.acceptance import pair_fingerprint
     from hf_specdec.calibration import calibrate_easd
     from hf_specdec.configs import EASDConfig
+    from hf_specdec.hub.artefact import write_artefact
 
     base = base_config(config, EASDConfig, "an EASD")
     texts = read_some(data, prompt_field, field, limit)
@@ -70,13 +72,15 @@ def easd(
     found = calibrate_pair(
         calibrate_easd, models, texts, "Reading", percentile=percentile, max_tokens=max_tokens, config=base
     )
-    path = None if save is None else found.config.save_pretrained(save)
+    about = about_pair(target, draft, data, pair_fingerprint(models.target.config, models.assistant.config))
+    if save is not None:
+        write_artefact(save, "Entropy thresholds of EASD", found.summary(), found.config, about, found.to_dict())
     if as_json:
-        print_json({"target": target, "draft": draft, "saved": None if path is None else str(path), **found.to_dict()})
+        print_json({**about, "saved": None if save is None else str(save), **found.to_dict()})
         return
     _print_tables(found)
-    if path is not None:
-        note(f"saved {path}: use it with --config {save}")
+    if save is not None:
+        note(f"saved {save}: use it with --config {save}")
 
 
 @app.command("vocabulary")

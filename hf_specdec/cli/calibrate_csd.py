@@ -66,7 +66,8 @@ def csd(
     about = about_pair(target, draft, data, found.memory.fingerprint)
     save.mkdir(parents=True, exist_ok=True)
     found.memory.save(save / MEMORY_NAME)
-    config = CSDConfig(memory=str(save / MEMORY_NAME), length=length)
+    special = tuple(sorted(set(models.tokenizer.all_special_ids)))
+    config = CSDConfig(memory=str(save / MEMORY_NAME), length=length, protected_tokens=special)
     write_artefact(save, "Correction memory of CSD", found.summary(), config, about, found.to_dict())
     if as_json:
         print_json({**about, "saved": str(save), **found.to_dict()})

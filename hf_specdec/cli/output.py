@@ -47,21 +47,24 @@ def spinner(message: str) -> Iterator[None]:
 
 
 @contextmanager
-def progress_bar(label: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on standard error, as a function of what is done and of all there is; nothing without a terminal."""
+def progress_bar(label: str) -> Iterator[Callable[..., None]]:
+    """A bar on standard error, as a function of what is done, of all there is and, if wanted, of a text beside it; nothing
+    without a terminal."""
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(20), MofNCompleteColumn(), TimeRemainingColumn())
+    beside = TextColumn("{task.fields[about]}", markup=False)
     with Progress(
         *columns,
+        beside,
         console=console,
         disable=not console.is_terminal,
         transient=True,
         speed_estimate_period=3600.0,  # a step may take minutes, and the time left is estimated from several
     ) as bar:
-        task = bar.add_task(label, total=None)
+        task = bar.add_task(label, total=None, about="")
 
-        def show(done: int, total: int) -> None:
-            bar.update(task, completed=done, total=total)
+        def show(done: int, total: int, about: str = "") -> None:
+            bar.update(task, completed=done, total=total, about=about)
 
         yield show
 

@@ -1,4 +1,4 @@
-"""Options of `specdec train` that concern the RCSD stages, rounds of live use and trackers."""
+"""Options that `specdec train` and `specdec train rcsd` share."""
 
 from __future__ import annotations
 
@@ -10,18 +10,33 @@ import typer
 
 
 __all__ = [
+    "FSDP",
+    "AnswerBatchSize",
+    "BatchSize",
     "Beta",
     "Continual",
+    "EvalEvery",
+    "Features",
     "Group",
     "GroupName",
     "GroupSize",
+    "HeldOut",
     "KLWeight",
+    "LearningRate",
     "Masked",
+    "MaxSteps",
+    "MaxTokens",
+    "MicroBatchSize",
     "Pairs",
     "PairsName",
+    "RecordedTexts",
     "ReferenceWeight",
     "Refreshes",
     "ReplayShare",
+    "Resume",
+    "SaveEvery",
+    "Seed",
+    "Steps",
     "Trackers",
 ]
 
@@ -42,6 +57,35 @@ class GroupName(StrEnum):
     window = "window"
     response = "response"
 
+
+AnswerBatchSize = Annotated[
+    int, typer.Option("--answer-batch-size", min=1, help="Prompts that the target answers at once.")
+]
+MaxSteps = Annotated[int, typer.Option("--max-steps", help="Optimiser steps.")]
+BatchSize = Annotated[int, typer.Option("--batch-size", help="Texts per optimiser step, over all processes.")]
+MicroBatchSize = Annotated[
+    int, typer.Option("--micro-batch-size", help="Texts per forward pass; the gradients of a step add up.")
+]
+LearningRate = Annotated[float, typer.Option("--learning-rate", help="The highest one.")]
+Steps = Annotated[int, typer.Option("--steps", help="Tokens drafted per round in evaluations.")]
+EvalEvery = Annotated[int, typer.Option("--eval-every", help="Steps between evaluations.")]
+SaveEvery = Annotated[int, typer.Option("--save-every", help="Steps between checkpoints.")]
+HeldOut = Annotated[float, typer.Option("--held-out", help="Share of the prompts that evaluate.")]
+Seed = Annotated[int, typer.Option("--seed", help="Decides the first weights and the order.")]
+Features = Annotated[
+    Path | None,
+    typer.Option(
+        "--features",
+        help="Write the target's features to this folder first, so that epochs cost no pass of the target.",
+    ),
+]
+FSDP = Annotated[
+    bool, typer.Option("--fsdp", help="Several processes split the drafter's weights and moments among them.")
+]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint.")]
+MaxTokens = Annotated[
+    int | None, typer.Option("--max-tokens", min=3, help="Longest text; what follows is not trained on.")
+]
 
 Masked = Annotated[
     bool,

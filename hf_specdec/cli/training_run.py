@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, final
 
 import torch
-from accelerate import Accelerator  # type: ignore[import-untyped]
+from accelerate import Accelerator, PartialState  # type: ignore[import-untyped]
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers  # type: ignore[import-untyped]
-from accelerate.utils import LoggerType  # type: ignore[import-untyped]
+from accelerate.utils import LoggerType, gather_object, parse_flag_from_env  # type: ignore[import-untyped]
 
 from hf_specdec.cli.errors import CommandError
 from hf_specdec.cli.output import note, progress_bar
@@ -21,15 +22,16 @@ from hf_specdec.networks.export import export_drafter
 from hf_specdec.training.acceptance import acceptance_lengths
 from hf_specdec.training.answers import answer_prompts, is_held_out
 from hf_specdec.training.continual import ContinualTraining, cut_recordings, train_continually
+from hf_specdec.training.feature_shards import FeatureShards
 from hf_specdec.training.options import TrainingOptions
 from hf_specdec.training.rcsd import Recording
 from hf_specdec.training.recipes import Recipe
-from hf_specdec.training.stages import train_in_stages
-from hf_specdec.training.texts import Text, cut_texts
-from hf_specdec.training.trainer import StepLog
+from hf_specdec.training.stages import check_run, train_in_stages
+from hf_specdec.training.texts import Text, cut_texts, observe
+from hf_specdec.training.trainer import Observe, StepLog
 
 
-__all__ = ["LiveUse", "TrainingRun", "check_trackers", "live_use"]
+__all__ = ["LiveUse", "TrainingRun", "check_trackers", "live_use", "own_device"]
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,12 @@ def check_trackers(names: Sequence[str]) -> None:
         )
 
 
+def own_device() -> str | None:
+    """Where one of several processes keeps its target; None leaves the choice to the loader."""
+    state = PartialState(cpu=parse_flag_from_env("ACCELERATE_USE_CPU"))  # as Accelerator would make it
+    return None if state.num_processes == 1 or state.device.type == "cpu" else str(state.device)
+
+
 @final
 @dataclass(frozen=True)
 class TrainingRun:
@@ -95,6 +103,9 @@ class TrainingRun:
         max_tokens (`int`, *optional*): Longest text.
         live ([`LiveUse`], *optional*): Recorded rounds to learn, with the prompts' answers as what is replayed.
         trackers (`Sequence[str]`): Names of trackers.
+        answer_batch_size (`int`): Prompts that are answered at once.
+        features (`Path`, *optional*): Folder that the target's features are written to, and read from at each step.
+        shard (`bool`): Whether several processes split weights and moments (FSDP).
     """
 
     target: Any
@@ -112,14 +123,19 @@ class TrainingRun:
     max_tokens: int | None
     live: LiveUse | None
     trackers: Sequence[str]
+    answer_batch_size: int = 1
+    features: Path | None = None
+    shard: bool = False
 
-    def __call__(self) -> dict[str, Any]:
-        """Trains, writes the drafter, and returns what the command prints."""
-        texts = self._texts()
-        network = self._network(texts)
+    def __call__(self) -> dict[str, Any] | None:
+        """Trains, writes the drafter, and returns what the command prints, in one of several processes."""
         accelerator = Accelerator(
             mixed_precision=self.options.mixed_precision, log_with=list(self.trackers) or None, project_dir=self.out
         )
+        started = self._started()
+        check_run(self.stages, self.options, accelerator.num_processes, started)
+        texts = self._texts(accelerator, started)
+        network = self._fresh(texts) if started is None else started
         if self.trackers:
             accelerator.init_trackers("specdec-train", asdict(self.options))
         try:
@@ -127,26 +143,40 @@ class TrainingRun:
         finally:
             if self.trackers:
                 accelerator.end_training()
+        found = logs[-1].evaluation if logs else self._evaluate(network, accelerator)
+        if not accelerator.is_main_process:
+            return None
         export_drafter(network, self.out)
         return {
             "num_texts": len(texts),
             **({} if self.live is None else {"num_recorded": len(self.live.recordings)}),
             "steps": self.steps,
             "loss": logs[-1].loss if logs else None,
-            **(logs[-1].evaluation if logs else self._evaluate(network)),
+            **found,
         }
 
-    def _texts(self) -> list[Text]:
-        with progress_bar("Answers of the target") as show:
-            file = self.out / "answers.jsonl"
-            texts = answer_prompts(self.target, self.trained, file, max_new_tokens=self.max_new_tokens, on_answer=show)
+    def _texts(self, accelerator: Accelerator, drafter: DraftNetwork | None) -> list[Text]:
+        with _bar("Answers of the target", accelerator) as show:
+            texts = answer_prompts(
+                self.target,
+                self.trained,
+                self.out / "answers.jsonl",
+                max_new_tokens=self.max_new_tokens,
+                batch_size=self.answer_batch_size,
+                drafter=drafter,
+                accelerator=accelerator,
+                on_answer=show,
+            )
         return texts if self.max_tokens is None else cut_texts(texts, self.max_tokens)
 
-    def _network(self, texts: Sequence[Text]) -> DraftNetwork:
-        if self.start is not None:
-            return AutoDrafter.from_pretrained(
-                self.start, target=self.target, tokenizer=self.tokenizer, dtype=torch.float32
-            )
+    def _started(self) -> DraftNetwork | None:
+        if self.start is None:
+            return None
+        return AutoDrafter.from_pretrained(
+            self.start, target=self.target, tokenizer=self.tokenizer, dtype=torch.float32
+        )
+
+    def _fresh(self, texts: Sequence[Text]) -> DraftNetwork:
         size = self.draft_vocab_size
         with torch.random.fork_rng():
             torch.manual_seed(self.options.seed)
@@ -158,14 +188,33 @@ class TrainingRun:
                 dtype=torch.float32,
             )
 
+    def _observer(self, network: DraftNetwork, texts: Sequence[Text], accelerator: Accelerator) -> Observe:
+        """What gives the target's features; where they are to be kept on the disk, they are written first."""
+        if self.features is None:
+            return observe
+        read = [*texts, *(() if self.live is None else (each.text for each in self.live.recordings))]
+        shards = FeatureShards(self.features, self.target, network)
+        size = shards.size_of(read)
+        if accelerator.is_main_process:
+            note(
+                f"features of {size.num_texts} texts take {size.num_bytes / 1e9:.3f} GB in {self.features}, where "
+                f"{size.free_bytes / 1e9:.1f} GB are free"
+            )
+        with _bar("Features", accelerator) as show:
+            shards.write(self.target, network, read, accelerator=accelerator, on_text=show)
+        return shards
+
     def _train(self, network: DraftNetwork, texts: Sequence[Text], accelerator: Accelerator) -> list[StepLog]:
-        with progress_bar("Training") as show:
+        observer = self._observer(network, texts, accelerator)
+        with _bar("Training", accelerator) as show:
             run: dict[str, Any] = {
                 "out": self.out,
                 "resume": self.resume,
                 "accelerator": accelerator,
-                "evaluate": lambda: self._evaluate(network),
-                "on_step": _follow(show, self.options.max_steps),
+                "observer": observer,
+                "shard": self.shard,
+                "evaluate": lambda: self._evaluate(network, accelerator),
+                "on_step": _follow(show, self.options.max_steps) if accelerator.is_main_process else None,
             }
             if self.live is None:
                 return train_in_stages(self.target, network, texts, self.stages, self.options, on_recorded=show, **run)
@@ -174,28 +223,36 @@ class TrainingRun:
                 self.target, network, recordings, texts, self.stages[0], self.options, continual, **run
             )
 
-    def _evaluate(self, network: DraftNetwork) -> dict[str, float]:
+    def _evaluate(self, network: DraftNetwork, accelerator: Accelerator) -> dict[str, float]:
         """`tau` on the held-out prompts, and `tau_recorded` on those of live use."""
-        found = {"tau": self._tau(network, self.held_out)}
-        return found if self.live is None else found | {"tau_recorded": self._tau(network, self.live.held_out)}
+        sides: dict[str, Sequence[Sequence[int]]] = {"tau": self.held_out}
+        if self.live is not None:
+            sides["tau_recorded"] = self.live.held_out
+        return {name: self._tau(network, prompts, accelerator) for name, prompts in sides.items()}
 
-    def _tau(self, network: DraftNetwork, prompts: Sequence[Sequence[int]]) -> float:
-        found = acceptance_lengths(self.target, network, prompts, steps=self.steps, max_new_tokens=self.max_new_tokens)
-        return sum(found) / max(len(found), 1)
+    def _tau(self, network: DraftNetwork, prompts: Sequence[Sequence[int]], accelerator: Accelerator) -> float:
+        """Each process measures its share of the prompts."""
+        own = prompts[accelerator.process_index :: accelerator.num_processes]
+        found = acceptance_lengths(self.target, network, own, steps=self.steps, max_new_tokens=self.max_new_tokens)
+        lengths = gather_object(found)
+        return float(sum(lengths) / max(len(lengths), 1))
 
 
-def _follow(show: Callable[[int, int], None], max_steps: int) -> Callable[[StepLog], None]:
-    """Moves the progress bar, and writes a line for each evaluation."""
+def _bar(label: str, accelerator: Accelerator) -> AbstractContextManager[Callable[..., None]]:
+    """A progress bar, in one of several processes."""
+    return progress_bar(label) if accelerator.is_main_process else nullcontext(lambda *done: None)
+
+
+def _follow(show: Callable[..., None], max_steps: int) -> Callable[[StepLog], None]:
+    """Shows each step on the progress bar, and writes a line for each evaluation."""
 
     def on_step(log: StepLog) -> None:
-        show(log.step, max_steps)
+        rates = ", ".join(f"{rate:.2f}" for rate in log.acceptance)
+        about = f"loss {log.loss:.4f}, agreement by position {rates}, {log.tokens_per_second:.0f} tokens/s"
+        show(log.step, max_steps, about)
         if log.evaluation:
-            first = ", ".join(f"{rate:.2f}" for rate in log.acceptance)
             measured = ", ".join(f"{name} {value:.3f}" for name, value in log.evaluation.items())
-            note(
-                f"step {log.step}: loss {log.loss:.4f}, agreement by position {first}, "
-                f"{log.tokens_per_second:.0f} tokens/s, {measured}"
-            )
+            note(f"step {log.step}: {about}, {measured}")
 
     return on_step
 

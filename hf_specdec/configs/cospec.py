@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import final
 
-from hf_specdec.acceptance import ArbitrationPolicy, CoSpec, PolicyNetwork
+from hf_specdec.acceptance import ArbitrationPolicy, CoSpec, EarlyExactGuard, PolicyNetwork
 from hf_specdec.configs.base import BaseConfig
 from hf_specdec.configs.guarding import DEFAULT_GUARD, guarded
 from hf_specdec.records import AcceptanceRule
@@ -26,13 +26,14 @@ class CoSpecConfig(BaseConfig):
             [`hf_specdec.acceptance.PolicyNetwork`] was saved; none decodes exactly, and says so.
         threshold (`float`): The draft is taken where the policy is surer than this.
         floor_ratio (`float`): Least ratio of the untempered target probabilities of draft and argmax.
-        guard (`int`, *optional*): Generated tokens that are judged exactly first (arXiv 2610.08678); None for no guard.
+        guard (`int` or [`EarlyExactGuard`], *optional*): Generated tokens that are judged exactly first (arXiv 2610.08678), or
+            a guard with a schedule; None for no guard.
     """
 
     policy: ArbitrationPolicy | str | Path | None = None
     threshold: float = 0.5
     floor_ratio: float = 1e-3
-    guard: int | None = DEFAULT_GUARD
+    guard: EarlyExactGuard | int | None = DEFAULT_GUARD
 
     @property
     def rule(self) -> AcceptanceRule:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, final
+from typing import Any, Literal, final
 
-from hf_specdec.acceptance import CSD, CorrectionMemory
+from hf_specdec.acceptance import CSD, CorrectionMemory, EarlyExactGuard
 from hf_specdec.configs.base import BaseConfig
 from hf_specdec.configs.guarding import DEFAULT_GUARD, guarded
 from hf_specdec.errors import InvalidConfigError
@@ -26,12 +26,14 @@ class CSDConfig(BaseConfig):
         frequency_threshold (`float`): A mismatch is familiar once it was met more often than this.
         score_ratio (`float`): Least ratio of the untempered probabilities of draft and target token.
         mode (`str`): `"both"`, `"ocm"` (memory only) or `"scg"` (gate only).
-        memory ([`CorrectionMemory`], `str` or `Path`, *optional*): What was learnt before. An object grows from call to call;
-            a saved one is read once and each call starts from a copy of it; without one each call starts from nothing. One
-            with the fingerprint of another pair of models is refused.
+        memory ([`CorrectionMemory`], `str` or `Path`, *optional*): What was learnt before. An object grows from call to call,
+            and an empty one without a fingerprint takes that of the first pair; a saved one is read once and each call starts
+            from a copy of it; without one each call starts from nothing. One with the fingerprint of another pair of models is
+            refused.
         online_update (`bool`): Whether the memory grows while decoding.
         protected_tokens (`tuple[int, ...]`): Tokens that are never rescued nor replaced, beside ends of text.
-        guard (`int`, *optional*): Generated tokens that are judged exactly first (arXiv 2610.08678); None for no guard.
+        guard (`int` or [`EarlyExactGuard`], *optional*): Generated tokens that are judged exactly first (arXiv 2610.08678), or
+            a guard with a schedule; None for no guard.
     """
 
     frequency_threshold: float = 6
@@ -40,7 +42,7 @@ class CSDConfig(BaseConfig):
     memory: CorrectionMemory | str | Path | None = None
     online_update: bool = True
     protected_tokens: tuple[int, ...] = ()
-    guard: int | None = DEFAULT_GUARD
+    guard: EarlyExactGuard | int | None = DEFAULT_GUARD
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "protected_tokens", tuple(self.protected_tokens))  # a saved config holds a list
@@ -61,6 +63,12 @@ class CSDConfig(BaseConfig):
     @property
     def fingerprint(self) -> str:
         return self._memory().fingerprint
+
+    def check_models(self, target: Any, draft: Any) -> None:
+        """Refuses a memory of another pair, and names the pair in an empty one that this call begins to fill."""
+        super().check_models(target, draft)
+        if isinstance(self.memory, CorrectionMemory) and self.online_update:
+            self.memory.claim(target.config, draft.config)
 
     def _memory(self) -> CorrectionMemory:
         if isinstance(self.memory, CorrectionMemory):

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal, final
 
-from hf_specdec.acceptance import EASD
+from hf_specdec.acceptance import EASD, EarlyExactGuard
 from hf_specdec.configs.base import BaseConfig
 from hf_specdec.configs.guarding import guarded
 from hf_specdec.laws import EntropyKind
@@ -35,7 +35,7 @@ class EASDConfig(BaseConfig):
         entropy_kind (`str`): `"full"`, `"topk"` or `"normalized"`.
         entropy_top_k (`int`): Terms of the `"topk"` entropy.
         entropy_base (`float`): Base of the logarithm; e measures in nats.
-        guard (`int`, *optional*): Generated tokens that are judged exactly first; none, as published.
+        guard (`int` or [`EarlyExactGuard`], *optional*): Generated tokens that are judged exactly first; none, as published.
     """
 
     entropy_threshold: float = 2.0
@@ -49,7 +49,7 @@ class EASDConfig(BaseConfig):
     entropy_kind: EntropyKind = "full"
     entropy_top_k: int = 3
     entropy_base: float = math.e
-    guard: int | None = None
+    guard: EarlyExactGuard | int | None = None
 
     @property
     def rule(self) -> AcceptanceRule:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from hf_specdec.acceptance import ACCEPTANCE, EarlyExactGuard, RelaxedRule, TVBudget
+from dataclasses import replace
+
+from hf_specdec.acceptance import ACCEPTANCE, EarlyExactGuard, Exact, RelaxedRule, TVBudget
+from hf_specdec.acceptance.wrapping import WrappingRule
 from hf_specdec.errors import InvalidConfigError
 from hf_specdec.records import AcceptanceRule
 
@@ -12,16 +15,26 @@ __all__ = ["DEFAULT_GUARD", "budgeted", "guarded", "rule_of"]
 DEFAULT_GUARD = 2  # tokens, as published (arXiv 2610.08678)
 
 
-def guarded(rule: AcceptanceRule, guard: int | str | None) -> AcceptanceRule:
-    """The rule, made exact for the first `guard` generated tokens; None leaves it as it is.
+def guarded(rule: AcceptanceRule, guard: EarlyExactGuard | int | str | None) -> AcceptanceRule:
+    """The rule, made exact for the first `guard` generated tokens, or as an [`EarlyExactGuard`] without a rule of its own says;
+    None leaves it as it is.
 
     Raises:
-        [`InvalidConfigError`]: If `guard` is no number of tokens.
+        [`InvalidConfigError`]: If `guard` is neither.
     """
     if guard is None:
         return rule
+    if isinstance(guard, EarlyExactGuard):
+        if not isinstance(guard.inner, Exact):
+            raise InvalidConfigError(
+                f"guard= goes around the rule of the config, and this one is around {type(guard.inner).__name__} "
+                "already: leave its rule out, as in guard=EarlyExactGuard(length=2), or pass it as acceptance=..."
+            )
+        return rule if rule.lossless else replace(guard, inner=rule)
     if isinstance(guard, bool) or not isinstance(guard, int) or guard < 0:
-        raise InvalidConfigError(f"guard must be a number of tokens (an integer of at least 0) or None, got {guard!r}")
+        raise InvalidConfigError(
+            f"guard must be a number of tokens (an integer of at least 0), an EarlyExactGuard or None, got {guard!r}"
+        )
     return rule if rule.lossless else EarlyExactGuard(rule, guard)
 
 
@@ -44,7 +57,7 @@ def budgeted(
     return limited if (diagnostics or given) and not rule.lossless else rule
 
 
-def rule_of(acceptance: AcceptanceRule | str, guard: int | str | None) -> AcceptanceRule:
+def rule_of(acceptance: AcceptanceRule | str, guard: EarlyExactGuard | int | str | None) -> AcceptanceRule:
     """A rule, or the one of that name, behind its guard; see [`hf_specdec.SpeculativeConfig`]."""
     if isinstance(acceptance, str) and acceptance not in ACCEPTANCE:
         raise InvalidConfigError(f"unknown acceptance {acceptance!r}; known: {', '.join(sorted(ACCEPTANCE))}")
@@ -54,5 +67,12 @@ def rule_of(acceptance: AcceptanceRule | str, guard: int | str | None) -> Accept
         )
     rule: AcceptanceRule = ACCEPTANCE[acceptance]() if isinstance(acceptance, str) else acceptance
     if guard == "auto":
-        return guarded(rule, DEFAULT_GUARD) if isinstance(rule, RelaxedRule) else rule
+        return guarded(rule, DEFAULT_GUARD) if _wants_guard(rule) else rule
     return guarded(rule, guard)
+
+
+def _wants_guard(rule: AcceptanceRule) -> bool:
+    """Whether a relaxed rule of this package decides without a guard, also where another rule only looks on."""
+    while isinstance(rule, WrappingRule) and not isinstance(rule, EarlyExactGuard):
+        rule = rule.inner
+    return isinstance(rule, RelaxedRule)

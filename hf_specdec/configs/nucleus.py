@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
-from hf_specdec.acceptance import Nucleus
+from hf_specdec.acceptance import EarlyExactGuard, Nucleus
 from hf_specdec.configs.base import BaseConfig
 from hf_specdec.configs.guarding import DEFAULT_GUARD, guarded
 from hf_specdec.records import AcceptanceRule
@@ -22,12 +22,13 @@ class NucleusConfig(BaseConfig):
     Args:
         nucleus_p (`float`): Mass of the nucleus, in [0, 1]; 0 decodes exactly.
         score_temperature (`float`): Temperature of the law whose nucleus it is.
-        guard (`int`, *optional*): Generated tokens that are judged exactly first (arXiv 2610.08678); None for no guard.
+        guard (`int` or [`EarlyExactGuard`], *optional*): Generated tokens that are judged exactly first (arXiv 2610.08678), or
+            a guard with a schedule; None for no guard.
     """
 
     nucleus_p: float = 0.9
     score_temperature: float = 1.0
-    guard: int | None = DEFAULT_GUARD
+    guard: EarlyExactGuard | int | None = DEFAULT_GUARD
 
     @property
     def rule(self) -> AcceptanceRule:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import final
 
-from hf_specdec.acceptance import Exact
+from hf_specdec.acceptance import EarlyExactGuard, Exact
 from hf_specdec.configs.base import BaseConfig
 from hf_specdec.configs.guarding import rule_of
 from hf_specdec.drafters.exit_policy import ExitPolicy
@@ -31,12 +31,12 @@ class SelfDraftConfig(ExitPolicy, BaseConfig):
         exit_heads (`str` or `Path`, *optional*): Path or Hub id of saved exit heads; raw ones by default. Heads in memory are
             passed as `assistant_model=`.
         acceptance (rule or its name): The acceptance rule; exact by default.
-        guard (`int`, `"auto"`, *optional*): As for [`SpeculativeConfig`].
+        guard (`int`, [`EarlyExactGuard`], `"auto"`, *optional*): As for [`SpeculativeConfig`].
     """
 
     exit_heads: str | Path | None = None
     acceptance: AcceptanceRule | str = field(default_factory=Exact)
-    guard: int | str | None = "auto"
+    guard: EarlyExactGuard | int | str | None = "auto"
 
     def __post_init__(self) -> None:
         if isinstance(self.exit_heads, Path):  # so that it can be saved

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import final
 
-from hf_specdec.acceptance import Exact
+from hf_specdec.acceptance import EarlyExactGuard, Exact
 from hf_specdec.configs.base import BaseConfig
 from hf_specdec.configs.guarding import rule_of
 from hf_specdec.records import AcceptanceRule
@@ -21,13 +21,13 @@ class SpeculativeConfig(BaseConfig):
 
     Args:
         acceptance (rule or its name in [`hf_specdec.acceptance.ACCEPTANCE`]): The acceptance rule.
-        guard (`int`, `"auto"`, *optional*): Generated tokens that are judged exactly before a relaxed rule takes over (arXiv
-            2610.08678). `"auto"`: 2 for the relaxed rules of this package but EASD, none for EASD and rules of your own; None
-            for no guard.
+        guard (`int`, [`EarlyExactGuard`], `"auto"`, *optional*): Generated tokens that are judged exactly before a relaxed rule
+            takes over (arXiv 2610.08678), or a guard with a schedule. `"auto"`: 2 for the relaxed rules of this package but
+            EASD, none for EASD and rules of your own; None for no guard.
     """
 
     acceptance: AcceptanceRule | str = field(default_factory=Exact)
-    guard: int | str | None = "auto"
+    guard: EarlyExactGuard | int | str | None = "auto"
 
     @property
     def rule(self) -> AcceptanceRule:

@@ -10,9 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import Accelerator  # type: ignore[import-untyped]
 
+from hf_specdec import SpeculativeConfig
 from hf_specdec.errors import InvalidConfigError
-from hf_specdec.files import mended_lines
+from hf_specdec.files import mended_lines, whole_lines
+from hf_specdec.networks.target import weights_fingerprint
 from hf_specdec.placement import device_of
 from hf_specdec.training.texts import Text
 
@@ -37,52 +40,86 @@ def answer_prompts(
     file: Path,
     *,
     max_new_tokens: int,
+    batch_size: int = 1,
+    drafter: Any = None,
+    accelerator: Accelerator | None = None,
     on_answer: Callable[[int, int], None] | None = None,
 ) -> list[Text]:
-    """Greedy answers of the target, one prompt at a time, each written to `file` at once; what is there is not done again.
+    """Greedy answers of the target, each batch written to `file` at once; what is there is not done again.
+
+    They are decoded speculatively, which does not change them: with the drafter where there is one, and with prompt lookup.
+    Several processes share the prompts; each writes a file of its own beside `file`, and all read all of them.
 
     Args:
         target (`PreTrainedModel`): The target.
         prompts (`Sequence[Sequence[int]]`): Token ids, through the target's own chat template where it has one.
         file (`Path`): A `.jsonl` file of prompts and texts as token ids.
         max_new_tokens (`int`): Length of an answer.
+        batch_size (`int`): Prompts that are answered at once, padded to one length.
+        drafter (`PreTrainedModel`, *optional*): What drafts for the target.
+        accelerator (`Accelerator`, *optional*): Knows the processes that share the work.
         on_answer (`Callable[[int, int], None]`, *optional*): Called with the number of answers so far and of all.
 
     Raises:
-        [`InvalidConfigError`]: If the file holds answers of another length.
+        [`InvalidConfigError`]: If the file holds answers of another length, or of another target.
     """
-    known = _known(file, max_new_tokens)
-    texts = []
-    with file.open("a", encoding="utf-8") as lines:
-        for index, prompt in enumerate(prompts):
-            key = tuple(prompt)
-            if key not in known:
-                known[key] = _answer(target, list(prompt), max_new_tokens)
-                row = {"prompt": prompt, "text": known[key], "max_new_tokens": max_new_tokens}
-                lines.write(json.dumps(row) + "\n")
-                lines.flush()
-            if len(known[key]) >= 3:
-                texts.append(Text(tuple(known[key]), len(prompt)))
+    identity, keys = weights_fingerprint(target), [tuple(prompt) for prompt in prompts]
+    known = _known(file, max_new_tokens, identity)
+    missing = [key for key in dict.fromkeys(keys) if key not in known]
+    own = file
+    if accelerator is not None and accelerator.num_processes > 1:
+        accelerator.wait_for_everyone()  # all have read before one writes
+        own = file.with_stem(f"{file.stem}-{accelerator.process_index}")
+        missing = missing[accelerator.process_index :: accelerator.num_processes]
+    about = {"max_new_tokens": max_new_tokens, "target": identity}
+    mended_lines(own)
+    with own.open("a", encoding="utf-8") as lines:
+        for start in range(0, len(missing), batch_size):
+            part = missing[start : start + batch_size]
+            for prompt, text in zip(part, _answers(target, part, max_new_tokens, drafter), strict=True):
+                lines.write(json.dumps({"prompt": prompt, "text": text, **about}) + "\n")
+            lines.flush()
             if on_answer is not None:
-                on_answer(index + 1, len(prompts))
+                on_answer(len(keys) - len(missing) + start + len(part), len(keys))
         os.fsync(lines.fileno())
-    return texts
+    if accelerator is not None:
+        accelerator.wait_for_everyone()
+    known = _known(file, max_new_tokens, identity)
+    return [Text(tuple(known[key]), len(key)) for key in keys if len(known[key]) >= 3]
 
 
-def _known(file: Path, max_new_tokens: int) -> dict[tuple[int, ...], list[int]]:
-    rows = [json.loads(line) for line in mended_lines(file)]
+def _known(file: Path, max_new_tokens: int, identity: str | None) -> dict[tuple[int, ...], list[int]]:
+    """The answers in `file` and in those that several processes wrote beside it."""
+    files = [file, *sorted(file.parent.glob(f"{file.stem}-*{file.suffix}"))]
+    rows = [json.loads(line) for each in files for line in whole_lines(each)]
     if other := {row["max_new_tokens"] for row in rows} - {max_new_tokens}:
         raise InvalidConfigError(
             f"{file} holds answers of up to {max(other)} tokens, not {max_new_tokens}: pass the same length, or write to "
             "another folder"
         )
+    if identity is not None and {row.get("target") for row in rows} - {None, identity}:
+        raise InvalidConfigError(
+            f"{file} holds answers of a target with other weights: pass the target that wrote them, or another folder"
+        )
     return {tuple(row["prompt"]): row["text"] for row in rows}
 
 
-def _answer(target: Any, prompt: list[int], max_new_tokens: int) -> list[int]:
-    ids = torch.tensor([prompt], device=device_of(target))
+def _answers(target: Any, prompts: Sequence[Sequence[int]], max_new_tokens: int, drafter: Any) -> list[list[int]]:
+    """Each prompt with its answer, up to the token that ends it."""
+    columns, device = max(map(len, prompts)), device_of(target)
+    padding = [columns - len(prompt) for prompt in prompts]
+    ids = torch.tensor([[0] * blank + list(prompt) for blank, prompt in zip(padding, prompts, strict=True)])
+    mask = torch.arange(columns) >= torch.tensor(padding)[:, None]
     output = target.generate(
-        input_ids=ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=max_new_tokens
+        input_ids=ids.to(device),
+        attention_mask=mask.long().to(device),
+        assistant_model=drafter,
+        speculative_config=SpeculativeConfig(on_drafter_error="raise"),
+        do_sample=False,
+        max_new_tokens=max_new_tokens,
+        return_dict_in_generate=True,
     )
-    tokens: list[int] = output[0].tolist()
-    return tokens
+    rows, answers = output.speculative_stats.rows, output.sequences[:, columns:].tolist()
+    return [
+        [*prompt, *answer[: row.num_new_tokens]] for prompt, row, answer in zip(prompts, rows, answers, strict=True)
+    ]

@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 from hf_specdec._compat import undecorated_model
 from hf_specdec.errors import InvalidConfigError
 from hf_specdec.networks import DraftNetwork
-from hf_specdec.training.texts import Text, TextBatch, observe
+from hf_specdec.training.texts import Text, TextBatch, check_head, observe, padded
 
 
 __all__ = ["KeptFeatures"]
@@ -44,14 +44,11 @@ class KeptFeatures:
         if any(text not in self._features for text in texts):
             return self._observe(target, network, texts)
         features = pad_sequence([self._features[text] for text in texts], batch_first=True)
-        tokens = pad_sequence([torch.tensor(text.tokens) for text in texts], batch_first=True)
-        places = torch.arange(tokens.shape[1])
-        ends = torch.tensor([len(text.tokens) for text in texts])[:, None]
-        starts = torch.tensor([text.num_prompt_tokens for text in texts])[:, None]
+        tokens, loss_mask = padded(texts)
         with torch.no_grad():
             logits = network.target_logits(features).float()
         place = network.device
-        return TextBatch(tokens.to(place), ((places >= starts) & (places < ends)).to(place), features, logits)
+        return TextBatch(tokens.to(place), loss_mask.to(place), features, logits)
 
     def _observe(self, target: Any, network: DraftNetwork, texts: Sequence[Text]) -> TextBatch:
         batch = observe(target, network, texts)
@@ -73,10 +70,4 @@ def _check(target: Any, network: DraftNetwork, batch: TextBatch) -> None:
             f"kept features serve networks that read the target's last states, {type(network).__name__} reads the hidden "
             f"states {network.taps_of(target)}: let the trainer observe the target at each step"
         )
-    with torch.no_grad():
-        mine = network.target_logits(batch.features).float()
-    if not torch.allclose(mine, batch.logits, rtol=1e-3, atol=1e-3):
-        raise InvalidConfigError(
-            "the target does more to its logits than its output head does (a scale or a cap), so they cannot be computed "
-            "from kept features: let the trainer observe the target at each step"
-        )
+    check_head(network, batch.features, batch.logits)

@@ -55,3 +55,10 @@ class TrainingOptions:
     def saves_after(self, step: int) -> bool:
         """Whether a checkpoint follows the step."""
         return bool(self.save_every) and (step % self.save_every == 0 or step == self.max_steps)
+
+    def check_processes(self, num_processes: int) -> None:
+        """Raises an [`InvalidConfigError`] if so many processes cannot share a batch evenly."""
+        if self.batch_size % num_processes:
+            raise InvalidConfigError(
+                f"batch_size={self.batch_size} cannot be shared evenly by {num_processes} processes: pass a multiple of that"
+            )

@@ -13,8 +13,9 @@ import torch
 from accelerate import Accelerator  # type: ignore[import-untyped]
 
 from hf_specdec.errors import InvalidConfigError
-from hf_specdec.networks import DraftNetwork
+from hf_specdec.networks import DraftNetwork, EagleDrafter
 from hf_specdec.training.checkpoints import latest_checkpoint
+from hf_specdec.training.losses import HassLoss
 from hf_specdec.training.options import TrainingOptions
 from hf_specdec.training.rcsd import RoundBook, read_shards, roll_out
 from hf_specdec.training.rcsd.shards import ShardWriter
@@ -23,9 +24,36 @@ from hf_specdec.training.texts import Text, digest_of, observe
 from hf_specdec.training.trainer import Observe, StepLog, train
 
 
-__all__ = ["train_in_stages"]
+__all__ = ["check_run", "train_in_stages"]
 
 _ABOUT = "about.sha256"  # in a folder of rounds: what they were recorded of
+
+
+def check_run(
+    stages: Sequence[Recipe], options: TrainingOptions, num_processes: int, network: DraftNetwork | None = None
+) -> None:
+    """Refuses what a run could not do, so that nothing is decoded for it first.
+
+    Args:
+        stages (`Sequence[Recipe]`): Its stages.
+        options ([`TrainingOptions`]): Length and pace.
+        num_processes (`int`): Processes that share it.
+        network ([`DraftNetwork`], *optional*): The drafter that it goes on from.
+
+    Raises:
+        [`InvalidConfigError`]: If there are fewer steps than stages, the batch cannot be shared evenly, or the loss of the
+            first stage is not one for this network.
+    """
+    if options.max_steps < len(stages):
+        raise InvalidConfigError(
+            f"max_steps must be at least {len(stages)}, one for each stage, got {options.max_steps}"
+        )
+    options.check_processes(num_processes)
+    if network is not None and isinstance(stages[0].loss, HassLoss) and not isinstance(network, EagleDrafter):
+        raise InvalidConfigError(
+            f"the HASS loss compares states with the target's features, for which those of a {type(network).__name__} do not "
+            "stand in: go on with a drafter of the EAGLE-1 family, or take another recipe"
+        )
 
 
 def train_in_stages(
@@ -39,6 +67,7 @@ def train_in_stages(
     resume: bool = False,
     accelerator: Accelerator | None = None,
     observer: Observe = observe,
+    shard: bool = False,
     evaluate: Callable[[], dict[str, float]] | None = None,
     on_step: Callable[[StepLog], None] | None = None,
     on_recorded: Callable[[int, int], None] | None = None,
@@ -57,8 +86,8 @@ def train_in_stages(
         options ([`TrainingOptions`]): Length of the whole run, and pace.
         out (`Path`): Folder of checkpoints; a run of several stages has a folder `stage-N` for each.
         resume (`bool`): Whether to go on from what is there.
-        accelerator (`Accelerator`, *optional*), observer (`Callable`), evaluate (`Callable[[], dict[str, float]]`,
-            *optional*): See [`train`].
+        accelerator (`Accelerator`, *optional*), observer (`Callable`), shard (`bool`), evaluate (`Callable[[], dict[str,
+            float]]`, *optional*): See [`train`].
         on_step (`Callable[[StepLog], None]`, *optional*): Sees each step, numbered through all stages.
         on_recorded (`Callable[[int, int], None]`, *optional*): Called while rounds are recorded, with the number of texts so
             far and of all.
@@ -67,12 +96,10 @@ def train_in_stages(
         `list[StepLog]`: The steps of this call.
 
     Raises:
-        [`InvalidConfigError`]: If there are fewer steps than stages, or what is there to go on from belongs to another run.
+        [`InvalidConfigError`]: See [`check_run`]; or if what is there to go on from belongs to another run.
     """
-    if options.max_steps < len(stages):
-        raise InvalidConfigError(
-            f"max_steps must be at least {len(stages)}, one for each stage, got {options.max_steps}"
-        )
+    accelerator = accelerator or Accelerator(mixed_precision=options.mixed_precision)
+    check_run(stages, options, accelerator.num_processes, network)
     logs: list[StepLog] = []
     fingerprint = digest_of(texts)  # also of stages that train on what was decoded from them
     for number, recipe in enumerate(stages):
@@ -82,7 +109,10 @@ def train_in_stages(
         if recipe.rounds and not (resume and _is_finished(folder, share)):
             most = min(share.max_steps * share.batch_size, recipe.recorded_texts or len(texts))
             read = _drawn(texts, most, options.seed * 1_000_003 + number)
-            book = _book(target, network, read, recipe, folder / "rounds", resume, on_recorded)
+            if accelerator.is_main_process:
+                _record(target, network, read, recipe, folder / "rounds", resume, on_recorded)
+            accelerator.wait_for_everyone()
+            book = RoundBook(read_shards(folder / "rounds"))
         train(
             target,
             network,
@@ -96,6 +126,7 @@ def train_in_stages(
             fingerprint=fingerprint,
             observer=observer,
             rounds=book,
+            shard=shard,
             evaluate=evaluate,
             on_step=_numbered_through(first, logs, on_step),
         )
@@ -134,7 +165,7 @@ def _is_finished(folder: Path, options: TrainingOptions) -> bool:
     return checkpoint is not None and int(checkpoint.name.partition("-")[2]) == options.max_steps
 
 
-def _book(
+def _record(
     target: Any,
     network: DraftNetwork,
     texts: Sequence[Text],
@@ -142,23 +173,22 @@ def _book(
     folder: Path,
     resume: bool,
     on_recorded: Callable[[int, int], None] | None,
-) -> RoundBook:
-    """The stage's rounds: recorded now, or those that an interrupted run of it recorded. The folder appears whole."""
+) -> None:
+    """Writes the stage's rounds, unless an interrupted run of it recorded them. The folder appears whole."""
     about = digest_of(texts, recipe.num_steps)
     if resume and folder.exists():
         _check_recorded(folder, about)
-    else:
-        unfinished = folder.with_name(f"{folder.name}.unfinished")
-        for old in (folder, unfinished):
-            if old.exists():
-                shutil.rmtree(old)
-        writer = ShardWriter(unfinished, texts_per_shard=256, max_shards=len(texts))
-        for recording in roll_out(target, network, texts, steps=recipe.num_steps, on_batch=on_recorded):
-            writer.add(recording)
-        writer.flush()
-        (unfinished / _ABOUT).write_text(about)
-        os.replace(unfinished, folder)
-    return RoundBook(read_shards(folder))
+        return
+    unfinished = folder.with_name(f"{folder.name}.unfinished")
+    for old in (folder, unfinished):
+        if old.exists():
+            shutil.rmtree(old)
+    writer = ShardWriter(unfinished, texts_per_shard=256, max_shards=len(texts))
+    for recording in roll_out(target, network, texts, steps=recipe.num_steps, on_batch=on_recorded):
+        writer.add(recording)
+    writer.flush()
+    (unfinished / _ABOUT).write_text(about)
+    os.replace(unfinished, folder)
 
 
 def _check_recorded(folder: Path, about: str) -> None:

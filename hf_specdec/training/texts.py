@@ -18,7 +18,7 @@ from hf_specdec.networks import DraftNetwork
 from hf_specdec.placement import device_of
 
 
-__all__ = ["Text", "TextBatch", "cut_texts", "digest_of", "observe"]
+__all__ = ["Text", "TextBatch", "check_head", "cut_texts", "digest_of", "observe", "padded"]
 
 
 @dataclass(frozen=True)
@@ -90,6 +90,26 @@ class TextBatch:
     logits: Tensor
 
 
+def padded(texts: Sequence[Text]) -> tuple[Tensor, Tensor]:
+    """Token ids, padded on the right, and which of them are the answers'; both `(batch, tokens)`."""
+    tokens = pad_sequence([torch.tensor(text.tokens) for text in texts], batch_first=True)
+    places = torch.arange(tokens.shape[1])
+    ends = torch.tensor([len(text.tokens) for text in texts])[:, None]
+    starts = torch.tensor([text.num_prompt_tokens for text in texts])[:, None]
+    return tokens, (places >= starts) & (places < ends)
+
+
+def check_head(network: DraftNetwork, states: Tensor, logits: Tensor) -> None:
+    """Raises an [`InvalidConfigError`] unless the target's head makes these logits of the states after its final norm."""
+    with torch.no_grad():
+        mine = network.target_logits(states).float()
+    if not torch.allclose(mine, logits, rtol=1e-3, atol=1e-3):
+        raise InvalidConfigError(
+            "the target does more to its logits than its output head does (a scale or a cap), so they cannot be computed "
+            "from kept features: let the trainer observe the target at each step"
+        )
+
+
 def observe(target: Any, network: DraftNetwork, texts: Sequence[Text]) -> TextBatch:
     """The target's features and logits of some texts, in one pass without gradients.
 
@@ -98,19 +118,16 @@ def observe(target: Any, network: DraftNetwork, texts: Sequence[Text]) -> TextBa
         network ([`DraftNetwork`]): Says which features it reads.
         texts (`Sequence[Text]`): The texts.
     """
-    rows = [torch.tensor(text.tokens) for text in texts]
-    tokens = pad_sequence(rows, batch_first=True)
-    places = torch.arange(tokens.shape[1])
-    ends = torch.tensor([len(text.tokens) for text in texts])[:, None]
-    starts = torch.tensor([text.num_prompt_tokens for text in texts])[:, None]
+    tokens, loss_mask = padded(texts)
+    read = torch.arange(tokens.shape[1]) < torch.tensor([len(text.tokens) for text in texts])[:, None]
     device = device_of(target)
     tap = FeatureTap(target, network.taps_of(target))
     with torch.no_grad(), tap.capture() as captured:
-        outputs = target(input_ids=tokens.to(device), attention_mask=(places < ends).long().to(device), use_cache=False)
+        outputs = target(input_ids=tokens.to(device), attention_mask=read.long().to(device), use_cache=False)
     place = network.device
     return TextBatch(
         tokens=tokens.to(place),
-        loss_mask=((places >= starts) & (places < ends)).to(place),
+        loss_mask=loss_mask.to(place),
         features=captured.features.to(place, network.dtype),
         logits=outputs.logits.to(place).float(),
     )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator  # type: ignore[import-untyped]
+from accelerate.utils import DistributedType  # type: ignore[import-untyped]
 from torch import Tensor, nn
 from transformers import get_cosine_schedule_with_warmup
 
@@ -21,6 +23,7 @@ from hf_specdec.training.checkpoints import latest_checkpoint, load_checkpoint, 
 from hf_specdec.training.losses import DraftedRounds, Unrolled
 from hf_specdec.training.options import TrainingOptions
 from hf_specdec.training.recipes import Recipe
+from hf_specdec.training.sharding import Sharding
 from hf_specdec.training.survival_head import SurvivalHead
 from hf_specdec.training.texts import Text, TextBatch, digest_of, observe
 from hf_specdec.training.unroll import drafted_logits, unroll
@@ -66,6 +69,11 @@ class _Unrolling(nn.Module):
             return self.network
         return nn.ModuleDict({"network": self.network, "survival": self.survival})
 
+    def twin(self) -> _Unrolling:
+        """A copy that borrows from the same target."""
+        networks = [each for each in (self.network, self.reference) if each is not None]
+        return copy.deepcopy(self, {id(each.borrowed): each.borrowed for each in networks})
+
     def forward(
         self, batch: TextBatch, seeds: Sequence[int] = (), rounds: DraftedRounds | None = None
     ) -> tuple[Tensor, Tensor]:
@@ -73,6 +81,7 @@ class _Unrolling(nn.Module):
         num_steps, detach = self.recipe.num_steps, self.recipe.detach
         unrolled = replace(unroll(self.network, batch, num_steps, detach=detach), seeds=seeds)
         if rounds is not None:
+            rounds = rounds.to(batch.tokens.device)
             drafted = drafted_logits(self.network, batch, rounds.tokens, detach=detach)
             unrolled = replace(unrolled, rounds=replace(rounds, student_logits=drafted))
         if self.reference is not None:
@@ -111,6 +120,7 @@ def train(
     observer: Observe = observe,
     rounds: Callable[[Sequence[Text], int], DraftedRounds] | None = None,
     reference: DraftNetwork | None = None,
+    shard: bool = False,
     evaluate: Callable[[], dict[str, float]] | None = None,
     on_step: Callable[[StepLog], None] | None = None,
 ) -> list[StepLog]:
@@ -135,6 +145,8 @@ def train(
         rounds (`Callable`, *optional*): Gives the recorded rounds of some texts, for so many drafts; see [`RoundBook`].
         reference ([`DraftNetwork`], *optional*): The drafter that recipes with a reference compare with, as it is when the run
             starts; the network itself unless given.
+        shard (`bool`): Whether several processes split the drafter, its reference and the moments among them (FSDP), as they
+            also do where accelerate is configured for it. A run may be resumed with another choice.
         evaluate (`Callable[[], dict[str, float]]`, *optional*): Run every `eval_every` steps and at the end.
         on_step (`Callable[[StepLog], None]`, *optional*): Sees each step.
 
@@ -147,16 +159,18 @@ def train(
     """
     accelerator = accelerator or Accelerator(mixed_precision=options.mixed_precision)
     _check(network, texts, options, accelerator)
+    shard = accelerator.num_processes > 1 and (shard or accelerator.distributed_type == DistributedType.FSDP)
     logs = []
     with _only_drafter_trains(target, network):
         about = {"options": asdict(options), "recipe": str(recipe), "data": fingerprint or digest_of(texts)}
         state = _State.start(
-            _Unrolling(network, recipe, reference), options, accelerator, about, out if resume else None
+            _Unrolling(network, recipe, reference), options, accelerator, about, out if resume else None, shard
         )
         for step in range(state.step + 1, options.max_steps + 1):
             log = _one_step(partial(observer, target, network), rounds, texts, options, state, step)
             if evaluate is not None and (step % options.eval_every == 0 or step == options.max_steps):
                 network.eval()
+                state.collect()
                 log = replace(log, evaluation=evaluate())
                 network.train()
             accelerator.log({"loss": log.loss, **log.evaluation}, step=steps_before + step)
@@ -165,6 +179,7 @@ def train(
             if on_step is not None:
                 on_step(log)
             logs.append(log)
+        state.collect()
     return logs
 
 
@@ -195,6 +210,7 @@ class _State:
     scheduler: Any
     accelerator: Accelerator
     about: dict[str, Any]
+    sharding: Sharding | None = None
 
     @classmethod
     def start(
@@ -204,9 +220,11 @@ class _State:
         accelerator: Accelerator,
         about: dict[str, Any],
         resumed: Path | None,
+        shard: bool,
     ) -> _State:
         """The state before the first step, or that of the newest checkpoint in `resumed`."""
-        module, trained = accelerator.prepare(unrolling), unrolling.trained
+        module = unrolling.to(accelerator.device) if shard else accelerator.prepare(unrolling)
+        trained = unrolling.trained
         parameters = [parameter for parameter in trained.parameters() if parameter.requires_grad]
         optimizer = torch.optim.AdamW(parameters, lr=options.learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
         warmup = round(options.warmup * options.max_steps)
@@ -215,6 +233,9 @@ class _State:
         checkpoint = None if resumed is None else latest_checkpoint(resumed)
         if checkpoint is not None:
             state._load(checkpoint)
+        if shard:
+            state.sharding = Sharding(unrolling, unrolling.twin(), optimizer)
+            state.module, unrolling.reference = state.sharding.module, None
         return state
 
     def _load(self, checkpoint: Path) -> None:
@@ -247,11 +268,35 @@ class _State:
         """Drafts per chain."""
         return int(self.accelerator.unwrap_model(self.module).recipe.num_steps)
 
+    def collect(self) -> None:
+        """Brings the weights to the network, where they are trained elsewhere."""
+        if self.sharding is not None:
+            self.sharding.collect()
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Gradients are not shared yet."""
+        return self.accelerator.no_sync(self.module) if self.sharding is None else self.sharding.no_sync()
+
+    def losses(self, batch: TextBatch, seeds: Sequence[int], rounds: DraftedRounds | None) -> tuple[Tensor, Tensor]:
+        """What the unrolled module gives."""
+        with nullcontext() if self.sharding is None else self.accelerator.autocast():
+            found: tuple[Tensor, Tensor] = self.module(batch, seeds, rounds)
+        return found
+
+    def clip(self, largest: float) -> None:
+        """Clips the norm of the gradients."""
+        if self.sharding is None:
+            self.accelerator.clip_grad_norm_(self.trained.parameters(), largest)
+        else:
+            self.sharding.clip(largest)
+
     def save(self, out: Path, step: int) -> None:
         """Writes a checkpoint, from one of the processes."""
+        self.collect()
+        optimizer = self.optimizer if self.sharding is None else self.sharding.whole_optimizer()
         if self.accelerator.is_main_process:
             content = {"scheduler": self.scheduler.state_dict(), **self.about}
-            save_checkpoint(out, step, self.trained, self.optimizer, content)
+            save_checkpoint(out, step, self.trained, optimizer, content)
         self.accelerator.wait_for_everyone()
 
 
@@ -276,13 +321,13 @@ def _one_step(
     for cut in cuts:
         part = own[cut]
         share = sum(text.num_anchors for text in part) / anchors
-        with nullcontext() if cut is cuts[-1] else accelerator.no_sync(state.module):
+        with nullcontext() if cut is cuts[-1] else state.no_sync():
             found = None if rounds is None else rounds(part, state.num_steps)
-            value, seen = state.module(observed(part), seeds[cut], found)
+            value, seen = state.losses(observed(part), seeds[cut], found)
             accelerator.backward(value * share * accelerator.num_processes)
         loss += float(value.detach()) * share
         counts = counts + seen.cpu()
-    accelerator.clip_grad_norm_(state.trained.parameters(), options.clip)
+    state.clip(options.clip)
     state.optimizer.step()
     state.scheduler.step()
     state.optimizer.zero_grad()
@@ -307,10 +352,7 @@ def _indices(num_texts: int, options: TrainingOptions, step: int) -> list[int]:
 def _check(network: DraftNetwork, texts: Sequence[Text], options: TrainingOptions, accelerator: Accelerator) -> None:
     if not texts:
         raise InvalidConfigError("there are no texts to train on")
-    if options.batch_size % accelerator.num_processes:
-        raise InvalidConfigError(
-            f"batch_size={options.batch_size} cannot be shared evenly by {accelerator.num_processes} processes"
-        )
+    options.check_processes(accelerator.num_processes)
     if network.dtype != torch.float32:
         raise InvalidConfigError(
             f"the weights that are trained must be float32, got {network.dtype}: make or load the network with "

@@ -126,7 +126,7 @@ def test_it_learns_each_reached_mismatch_and_nothing_behind_it(batch_size, batch
     out = decode(model, drafter, config, batch_size)
     exact = decode(model, drafter, ExactConfig(drafting="model", length=4, batching=batching), batch_size)
     assert torch.equal(out.sequences, exact.sequences)
-    expected = CorrectionMemory()
+    expected = CorrectionMemory(fingerprint=pair_fingerprint(model.config, drafter.config))
     for row, mask in zip(out.sequences.tolist(), prompts(batch_size)["attention_mask"], strict=True):
         padding = int((mask == 0).sum())
         pairs = reference_pairs(model, drafter, row[padding:], 7 - padding)
@@ -180,6 +180,20 @@ def test_the_memory_of_the_user_grows_only_if_it_may():
     assert memory == memory_of((2, 1))
     decode(model, drafter, csd(memory))
     assert len(memory) > 1
+    assert memory.fingerprint == ""  # nobody knows whose its first counts were
+
+
+def test_an_empty_memory_is_that_of_the_pair_that_begins_to_fill_it(tmp_path):
+    model, memory = tiny_llama(layers=1), CorrectionMemory()
+    decode(model, noisy_copy(model), csd(memory, online_update=False))
+    assert memory.fingerprint == ""
+    drafter = noisy_copy(model, noise=0.3)
+    decode(model, drafter, csd(memory))
+    assert memory.fingerprint == pair_fingerprint(model.config, drafter.config)
+    memory.save(tmp_path / "memory.safetensors")
+    for kept in (memory, tmp_path / "memory.safetensors"):
+        with pytest.raises(InvalidConfigError, match="another pair"):
+            decode(model, tiny_llama(layers=2), csd(kept))
 
 
 def test_without_a_memory_object_calls_do_not_depend_on_each_other(tmp_path):

@@ -262,6 +262,8 @@ def test_the_rule_says_what_it_is():
         {"penalty": 1.1},
         {"penalty": math.nan},
         {"entropy_kind": "bits"},
+        {"entropy_top_k": 0},
+        {"entropy_base": 1.0},
     ],
     ids=str,
 )

@@ -202,6 +202,17 @@ def test_relaxed_rules_are_guarded_unless_the_user_says_otherwise():
     assert SpeculativeConfig(guard=4).rule == SpeculativeConfig().rule == Exact()
 
 
+def test_a_guard_is_given_as_such_and_goes_around_the_configs_own_rule():
+    linear = EarlyExactGuard(length=5, schedule="linear")
+    for config, rule in ((NucleusConfig, Nucleus()), (CSDConfig, CSD()), (EASDConfig, EASD())):
+        assert config(guard=EarlyExactGuard(length=3)).rule == config(guard=3).rule == EarlyExactGuard(rule, 3)
+        assert config(guard=linear).rule == EarlyExactGuard(rule, 5, schedule="linear")
+    assert SpeculativeConfig(acceptance="topk", guard=linear).rule == EarlyExactGuard(TopK(), 5, schedule="linear")
+    assert SpeculativeConfig(guard=linear).rule == Exact()
+    with pytest.raises(InvalidConfigError, match="leave its rule out"):
+        NucleusConfig(guard=EarlyExactGuard(TopK(), 3))
+
+
 @pytest.mark.parametrize("guard", [-1, 1.5, True, "always"])
 def test_a_guard_that_is_no_number_of_tokens_is_refused(guard):
     for config in (NucleusConfig, SpeculativeConfig, CSDConfig, CoSpecConfig, EASDConfig):

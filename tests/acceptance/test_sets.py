@@ -85,6 +85,10 @@ def test_typical_tokens():
         law = logits.softmax(-1).numpy()
         threshold = min(0.09, 0.3 * math.exp(-scipy_entropy(law)))
         assert members(Typical(), logits) == np.flatnonzero(law > threshold).tolist()
+        best = np.sort(law)[::-1][:2]
+        partial = min(0.09, 0.3 * math.exp((best * np.log(best)).sum()))
+        two = Typical(entropy_kind="topk", entropy_top_k=2)
+        assert members(two, logits) == np.flatnonzero(law > partial).tolist()
 
 
 @pytest.mark.parametrize("top_k", [1, 2, 5])
@@ -282,6 +286,8 @@ def test_a_run_is_exact_after_thinking(batching):
         (EARS, {"tolerance": 2.0}),
         (Typical, {"epsilon": -1.0}),
         (Typical, {"delta": -1.0}),
+        (Typical, {"entropy_kind": "bits"}),
+        (Typical, {"entropy_top_k": 0}),
         (TopK, {"top_k": -1}),
         (RelaxedThinking, {"end_token_id": None}),
         (RelaxedThinking, {"min_ratio": 2.0, "end_token_id": 1}),
@@ -292,6 +298,7 @@ def test_a_run_is_exact_after_thinking(batching):
         (FLy, {"window": 0}),
         (FLy, {"entropy_threshold": -0.1}),
         (FLy, {"entropy_kind": "bits"}),
+        (FLy, {"entropy_top_k": 0}),
         (BiLD, {"rollback_threshold": -1.0}),
         (ASD, {"budget": -1.0}),
         (ASD, {"step_limit": math.nan}),

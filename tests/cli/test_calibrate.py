@@ -5,6 +5,7 @@ import json
 import pytest
 
 from hf_specdec import EASDConfig
+from hf_specdec.acceptance import pair_fingerprint
 from hf_specdec.calibration import calibrate_easd
 
 
@@ -30,6 +31,12 @@ def test_it_prints_and_saves_what_the_function_finds(run, run_json, pair, data):
         assert (found["num_texts"], found["num_positions"]) == (3, 24)
         saved = EASDConfig.from_pretrained(folder / "saved")
         assert saved.target_entropy_threshold == found["target_entropy_threshold"]
+        figures = json.loads((folder / "saved" / "calibration.json").read_text())
+        assert figures["about"]["fingerprint"] == pair_fingerprint(pair.model.config, pair.assistant.config)
+        assert figures["figures"]["target_entropy_threshold"] == found["target_entropy_threshold"]
+        card = (folder / "saved" / "README.md").read_text()
+        assert figures["about"]["fingerprint"] in card
+        assert str(folder) not in card
     result = run(*arguments, "--data", folder / "texts.txt")
     assert f"target {expected.target_entropy_threshold:.3f}" in result.stdout
     assert "entropy quantile" in result.stdout

@@ -34,6 +34,7 @@ def test_csd_fills_a_memory_and_saves_it_with_a_card(run, run_json, pair, data):
     assert str(folder) not in card
     assert CSDConfig.from_pretrained(out).rule.inner.memory == memory
     assert CSDConfig(memory=out).rule.inner.memory == memory
+    assert CSDConfig.from_pretrained(out).protected_tokens == tuple(sorted(pair.tokenizer.all_special_ids))
     run("generate", *pair.options, "--config", out, "--prompt", "w1 w2", "--no-chat", "--max-new-tokens", 8)
     moved = out.rename(folder / "moved")
     assert CSDConfig.from_pretrained(moved).rule.inner.memory == memory

@@ -9,11 +9,14 @@ from accelerate.state import AcceleratorState
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker
 
 from hf_specdec import AutoDrafter, RCSDConfig, SpeculativeConfig
+from hf_specdec.cli.output import progress_bar
 from hf_specdec.cli.train import RecipeName
+from hf_specdec.cli.training_run import _follow
 from hf_specdec.training.acceptance import acceptance_lengths
 from hf_specdec.training.answers import is_held_out
 from hf_specdec.training.rcsd import RoundRecorder
 from hf_specdec.training.recipes import RECIPES, STAGES
+from hf_specdec.training.trainer import StepLog
 from tests.toys import prompts as ids_of
 
 
@@ -110,6 +113,18 @@ def test_evaluate_measures_what_the_loop_accepts(pair, data, run_json, run, tmp_
             assert found[role][str(steps)]["mean"] == pytest.approx(sum(expected) / 4)
             assert found[role][str(steps)]["low"] <= found[role][str(steps)]["mean"] <= found[role][str(steps)]["high"]
     assert "3,4,5,6" in run("evaluate", *options, "--steps", "three", code=2).stderr
+    spaced = run_json("evaluate", *options, "--steps", 1, 3)
+    assert spaced["tau"]["drafter"] == found["drafter"]
+    assert "--steps" in run("evaluate", *options, 4, 5, code=2).stderr
+    other = tmp_path / "other.txt"
+    other.write_text("\n".join(PROMPTS[4:8]))
+    both = run_json("evaluate", *options, "--data", other, "--steps", 1)["datasets"]
+    assert both["prompts"]["tau"]["drafter"]["1"] == found["drafter"]["1"]
+    prompts = [pair.tokenizer(text)["input_ids"] for text in PROMPTS[4:8]]
+    network = AutoDrafter.from_pretrained(tmp_path / "one", target=pair.model)
+    expected = acceptance_lengths(pair.model, network, prompts, steps=1, max_new_tokens=8)
+    assert both["other"]["tau"]["drafter"]["1"]["values"] == expected
+    assert "twice" in run("evaluate", *options, "--data", data, code=2).stderr
 
 
 @pytest.mark.parametrize("recipe", ["rcsd-dpo", "rcsd-grpo", "wtv+grpo"])
@@ -152,6 +167,12 @@ def test_several_drafters_stand_side_by_side(pair, data, run, run_json, tmp_path
     assert set(found["arms"]["other"]["1"]["difference_from_control"]) == {"mean", "low", "high"}
     written = json.loads((tmp_path / "rcsd.json").read_text())["summary"]
     assert written["target"]["prompts"]["hass"]["3"] == found["arms"]["hass"]["3"]["tau"]
+    other = tmp_path / "other.txt"
+    other.write_text("\n".join(PROMPTS[4:8]))
+    several = run_json("evaluate", *options, "--data", other, *arms, "--report", tmp_path / "both")["datasets"]
+    assert several["prompts"] == found
+    written = json.loads((tmp_path / "both-other.json").read_text())["summary"]
+    assert written["target"]["other"]["hass"]["3"] == several["other"]["arms"]["hass"]["3"]["tau"]
     assert "--drafter" in run("evaluate", *options, code=2).stderr
     assert "NAME=FOLDER" in run("evaluate", *options, "--arm", "hass", code=2).stderr
     assert "one kind" in run("evaluate", *options, *arms, "--drafter", tmp_path, code=2).stderr
@@ -170,6 +191,7 @@ def test_a_small_vocabulary_and_short_texts_in_bfloat16(pair, options, run, run_
     assert set(network.target_ids.tolist()) >= {token for token, _ in counts.most_common(5)}
     refused = run(*short, "--start", tmp_path / "drafter", "--resume", code=2).stderr
     assert "--draft-vocab-size" in refused
+    AcceleratorState._reset_state(True)  # the run before was in bfloat16
     assert "max_tokens" in run(*options, "--recipe", "hass", "--max-tokens", 3, "--resume", code=2).stderr
 
 
@@ -265,3 +287,52 @@ def test_trackers_that_are_not_there_are_refused(options, run, tmp_path, monkeyp
     refused = run(*options, "--recipe", "hass", "--max-steps", 2, "--trackers", name, code=2).stderr
     assert name in refused
     assert not (tmp_path / "drafter").exists()
+
+
+def test_each_step_is_shown_with_its_figures(monkeypatch, capsys):
+    for name, value in {"FORCE_COLOR": "1", "TERM": "xterm", "COLUMNS": "200"}.items():
+        monkeypatch.setenv(name, value)
+    with progress_bar("Training") as show:
+        _follow(show, 4)(StepLog(1, 2.5, (0.5, 0.25), 123.4))
+    shown = capsys.readouterr().err
+    assert "loss 2.5000, agreement by position 0.50, 0.25, 123 tokens/s" in shown
+    assert "1/4" in shown
+
+
+def test_a_loss_that_does_not_fit_the_drafter_is_refused_before_anything_is_answered(options, run, run_json, tmp_path):
+    run_json(*options, "--recipe", "eagle3", "--max-steps", 2)
+    second = tmp_path / "second"
+    again = [second if part == tmp_path / "drafter" else part for part in options]
+    refused = run(*again, "--recipe", "hass", "--max-steps", 2, "--start", tmp_path / "drafter", code=2).stderr
+    assert "EAGLE-1" in refused
+    assert not (second / "answers.jsonl").exists()
+
+
+def test_rcsd_is_a_command_of_its_own(pair, options, run, run_json, tmp_path):
+    run_json(*options, "--recipe", "hass", "--max-steps", 2)
+    first, live = tmp_path / "drafter", tmp_path / "live"
+
+    def asked(name):
+        words = [tmp_path / name if part == first else part for part in options[1:]]
+        return [*words, "--start", first, "--max-steps", 2]
+
+    run_json("train", *asked("one"), "--recipe", "rcsd-dpo", "--refreshes", 1)
+    assert run_json("train", "rcsd", *asked("two"), "--refreshes", 1)["recipe"] == "rcsd-dpo"
+    one, two = (AutoDrafter.from_pretrained(tmp_path / name, target=pair.model) for name in ("one", "two"))
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
+    record(pair, live)
+    found = run_json("train", "rcsd", *asked("three"), "--method", "grpo", "--group-size", 4, "--continual", live)
+    assert (found["recipe"], found["num_recorded"] > 0) == ("rcsd-grpo", True)
+    assert "--start" in run("train", "rcsd", *options[1:], code=2).stderr
+
+
+def test_features_are_written_first_if_a_folder_is_named(pair, options, run, run_json, tmp_path):
+    asked = [*options, "--recipe", "eagle3", "--max-steps", 3]
+    expected = run_json(*asked)
+    again = [tmp_path / "second" if part == tmp_path / "drafter" else part for part in asked]
+    shown = run(*again, "--features", tmp_path / "features").stderr
+    assert f"features of {expected['num_texts']} texts take" in " ".join(shown.split())
+    assert list((tmp_path / "features").glob("*.safetensors"))
+    one, two = (AutoDrafter.from_pretrained(tmp_path / name, target=pair.model) for name in ("drafter", "second"))
+    for mine, theirs in zip(one.parameters(), two.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)

@@ -7,7 +7,7 @@ import torch
 
 from hf_specdec.errors import InvalidConfigError
 from hf_specdec.training.answers import answer_prompts, is_held_out
-from tests.toys import tiny_llama
+from tests.toys import noisy_copy, tiny_llama
 
 
 PROMPTS = [[5, 6, 7], [8, 9], [10, 11, 12, 13]]
@@ -48,6 +48,25 @@ def test_answers_of_another_length_are_refused(tmp_path):
     answer_prompts(tiny_llama(), PROMPTS[:1], file, max_new_tokens=5)
     with pytest.raises(InvalidConfigError, match="up to 5 tokens, not 6"):
         answer_prompts(tiny_llama(), PROMPTS[:1], file, max_new_tokens=6)
+
+
+def test_batches_and_drafters_change_no_answer(tmp_path):
+    target, calls = tiny_llama(), []
+    alone = answer_prompts(target, PROMPTS, tmp_path / "alone.jsonl", max_new_tokens=9)
+    together = {"max_new_tokens": 9, "batch_size": 2, "drafter": noisy_copy(target)}
+    assert answer_prompts(counted(target, calls), PROMPTS, tmp_path / "two.jsonl", **together) == alone
+    assert calls == [[[5, 6, 7], [0, 8, 9]], [[10, 11, 12, 13]]]
+    ends = alone[0].tokens[5]  # an answer that ends early is not followed by filler
+    target.generation_config.eos_token_id = ends
+    ended = answer_prompts(target, PROMPTS, tmp_path / "ended.jsonl", **together)
+    assert ended[0].tokens == alone[0].tokens[: alone[0].tokens.index(ends, 3) + 1]
+
+
+def test_answers_of_another_target_are_refused(tmp_path):
+    file = tmp_path / "answers.jsonl"
+    answer_prompts(tiny_llama(), PROMPTS[:1], file, max_new_tokens=5)
+    with pytest.raises(InvalidConfigError, match="other weights"):
+        answer_prompts(tiny_llama(seed=1), PROMPTS, file, max_new_tokens=5)
 
 
 def test_the_share_that_is_held_out():

@@ -10,6 +10,7 @@ from hf_specdec.errors import InvalidConfigError
 from hf_specdec.training.losses.base import Unrolled
 from hf_specdec.training.losses.eagle3 import Eagle3Loss
 from hf_specdec.training.losses.hass import HassLoss
+from hf_specdec.training.losses.topk import TopKLoss
 from hf_specdec.training.losses.vat import VATLoss, greedy_survival
 
 
@@ -71,6 +72,21 @@ def test_eagle3(ids):
         q = law(unrolled.student_logits[step][row, column].tolist())
         expected -= 0.8**step * sum(a * math.log(b) for a, b in zip(p, q, strict=True)) / 5
     assert float(Eagle3Loss()(unrolled).total) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("ids", [None, [0, 2, 3, 5]])
+def test_topk_alone(ids):
+    unrolled, expected = case(with_states=False, draft_ids=None if ids is None else torch.tensor(ids)), 0.0
+    for step, row, column in trained(unrolled):
+        whole = law(unrolled.target_logits[step][row, column].tolist())
+        p, q = [whole[token] for token in ids or range(7)], law(unrolled.student_logits[step][row, column].tolist())
+        best = sorted(range(len(p)), key=lambda each: -p[each])[:2]
+        expected -= 0.5**step * sum(p[each] * math.log(q[each]) for each in best) / 5
+    assert float(TopKLoss(2, decay=0.5)(unrolled).total) == pytest.approx(expected, rel=1e-5)
+    if ids is None:  # of all tokens it is the soft cross entropy
+        assert float(TopKLoss(9)(unrolled).total) == pytest.approx(float(Eagle3Loss(1.0)(unrolled).total), rel=1e-6)
+    with pytest.raises(InvalidConfigError, match="topk"):
+        TopKLoss(0)
 
 
 def test_hass_needs_features_to_compare_with():

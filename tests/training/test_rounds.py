@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hf_specdec import SpeculativeConfig
-from hf_specdec.acceptance import Nucleus
+from hf_specdec.acceptance import EarlyExactGuard, Nucleus
 from hf_specdec.errors import InvalidConfigError
 from hf_specdec.training.rcsd import RoundBook, RoundRecorder, read_shards, roll_out
 from hf_specdec.training.texts import Text, observe
@@ -138,6 +138,23 @@ def test_a_relaxed_rule_keeps_its_name_and_its_acceptance():
         rule.needs_draft_logits,
         rule.throws_dice,
     )
+
+
+def test_a_relaxed_rule_is_guarded_and_limited_as_without_the_recorder():
+    target, found = tiny_llama(layers=1), []
+    draft = noisy_copy(target, noise=0.3)
+    for rule in (Nucleus(0.99), RoundRecorder(rule=Nucleus(0.99))):
+        config = SpeculativeConfig(acceptance=rule, drafting="model", length=4, tv_budget=2.0, on_drafter_error="raise")
+        assert config.rule == EarlyExactGuard(rule, 2)
+        torch.manual_seed(7)
+        options = {"assistant_model": draft, "speculative_config": config, "do_sample": True, "max_new_tokens": 24}
+        found.append(target.generate(**prompts(), **options, return_dict_in_generate=True))
+    (bare, recorded), stats = found, [each.speculative_stats for each in found]
+    assert torch.equal(bare.sequences, recorded.sequences)
+    assert stats[1].num_unknown_steps == 0
+    assert stats[0].total_step_tv == stats[1].total_step_tv > 0
+    own = RoundRecorder(rule=EarlyExactGuard(Nucleus(), 5))
+    assert SpeculativeConfig(acceptance=own).rule is own
 
 
 def test_shards_are_bounded_and_go_on(tmp_path):

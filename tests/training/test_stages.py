@@ -1,5 +1,7 @@
 """Runs of several stages."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -8,7 +10,7 @@ from hf_specdec.training.losses import DPOLoss, GRPOLoss
 from hf_specdec.training.options import TrainingOptions
 from hf_specdec.training.rcsd import RCSDTraining
 from hf_specdec.training.recipes import RECIPES, STAGES, stages_of
-from hf_specdec.training.stages import train_in_stages
+from hf_specdec.training.stages import check_run, train_in_stages
 from hf_specdec.training.texts import Text
 from tests.networks import drafter_for, small_target
 from tests.training.test_trainer import sample
@@ -110,3 +112,14 @@ def test_a_checkpoint_is_resumed_with_its_recipe_only(tmp_path):
         train_in_stages(
             target, drafter_for(target, "eagle3"), texts, stages_of("eal"), OPTIONS, out=tmp_path, resume=True
         )
+
+
+def test_what_a_run_cannot_do_is_refused_before_anything_is_decoded_for_it():
+    target = small_target()
+    with pytest.raises(InvalidConfigError, match="one for each stage"):
+        check_run(stages_of("eal+grpo"), replace(OPTIONS, max_steps=1), 1)
+    with pytest.raises(InvalidConfigError, match="evenly by 3 processes"):
+        check_run(stages_of("hass"), OPTIONS, 3)
+    with pytest.raises(InvalidConfigError, match="EAGLE-1"):
+        check_run(stages_of("hass"), OPTIONS, 1, drafter_for(target, "eagle3"))
+    check_run(stages_of("rcsd-dpo"), OPTIONS, 2, drafter_for(target, "eagle3"))

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import shutil
 import socket
 import time
 from dataclasses import replace
@@ -234,37 +235,71 @@ def test_a_killed_run_leaves_whole_checkpoints(tmp_path):
     assert last > 20
 
 
-SHARED = TrainingOptions(max_steps=5, batch_size=4, learning_rate=1e-3)
+SHARED = TrainingOptions(max_steps=5, batch_size=4, learning_rate=1e-3, save_every=2, eval_every=3)
 
 
-def shared_run(rank, port, name, results):
+def measured(target, network):
+    prompts = [[5, 9, 3], [7, 2, 8, 4]]
+    return {"evaluate": lambda: {"tau": sum(acceptance_lengths(target, network, prompts, steps=3, max_new_tokens=8))}}
+
+
+def shared_run(rank, port, name, results, **more):
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "ACCELERATE_USE_CPU": "true"}
     AcceleratorState._reset_state(True)
     torch.set_num_threads(1)
     target = small_target()
     network = drafter(target, name)
-    train(target, network, some_texts(), RECIPES[name], SHARED, rounds=rounds_for(name))
-    results.put((torch.distributed.get_world_size(), [value.tolist() for value in network.parameters()]))
+    more |= {"rounds": rounds_for(name), **measured(target, network)}
+    logs = train(target, network, some_texts(), RECIPES[name], SHARED, **more)
+    weights = [value.tolist() for value in network.parameters()]
+    results.put((torch.distributed.get_world_size(), weights, [log.evaluation for log in logs]))
     torch.distributed.destroy_process_group()
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_two_processes_equal_one(name):
+def two_processes(name, **more):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     results = FORK.Queue()
-    processes = [FORK.Process(target=shared_run, args=(rank, port, name, results)) for rank in range(2)]
+    processes = [FORK.Process(target=shared_run, args=(rank, port, name, results), kwargs=more) for rank in range(2)]
     for process in processes:
         process.start()
     found = [results.get(timeout=60) for _ in processes]
     for process in processes:
         process.join()
+    return found
+
+
+def one_process(name, **more):
     target = small_target()
     network = drafter(target, name)
-    train(target, network, some_texts(), RECIPES[name], SHARED, rounds=rounds_for(name))
-    for world_size, parameters in found:
+    more |= {"rounds": rounds_for(name), **measured(target, network)}
+    logs = train(target, network, some_texts(), RECIPES[name], SHARED, **more)
+    return network, [log.evaluation for log in logs]
+
+
+def assert_equal_runs(found, network, evaluations):
+    for world_size, parameters, theirs in found:
         assert world_size == 2
-        for mine, theirs in zip(parameters, network.parameters(), strict=True):
-            torch.testing.assert_close(torch.tensor(mine), theirs.detach(), rtol=1e-5, atol=1e-5)
+        assert theirs == evaluations
+        for mine, expected in zip(parameters, network.parameters(), strict=True):
+            torch.testing.assert_close(torch.tensor(mine), expected.detach(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_two_processes_equal_one(name):
+    assert_equal_runs(two_processes(name), *one_process(name))
+
+
+@pytest.mark.parametrize("name", ["hass", "vat", "rcsd-dpo"])  # one network, a head beside it, a reference beside it
+def test_two_processes_that_split_the_weights_equal_one(tmp_path, name):
+    network, evaluations = one_process(name, out=tmp_path / "one")
+    assert_equal_runs(two_processes(name, shard=True, out=tmp_path / "two"), network, evaluations)
+    shutil.rmtree(tmp_path / "two" / "checkpoint-00000005")  # what they saved is gone on with, by one and by two
+    shutil.copytree(tmp_path / "two", tmp_path / "three")
+    resumed, rest = one_process(name, out=tmp_path / "two", resume=True)
+    for mine, expected in zip(resumed.parameters(), network.parameters(), strict=True):
+        torch.testing.assert_close(mine, expected, rtol=1e-5, atol=1e-5)
+    again = two_processes(name, shard=True, out=tmp_path / "three", resume=True)
+    assert_equal_runs(again, network, rest)

@@ -22,6 +22,7 @@ from hf_specdec.training.continual.saving import OnlineState, read_state, write_
 from hf_specdec.training.continual.stream import train_continually
 from hf_specdec.training.rcsd import Recording, RoundRecorder
 from hf_specdec.training.recipes import RECIPES, Recipe
+from hf_specdec.training.stages import check_run
 from hf_specdec.training.texts import Text
 from hf_specdec.training.trainer import StepLog
 
@@ -74,11 +75,17 @@ class OnlineAdapter:
             raise InvalidConfigError(
                 f"a drafter that learns must be float32, got {network.dtype}: load it with dtype=torch.float32"
             )
+        if not isinstance(config, SpeculativeConfig | None):
+            raise InvalidConfigError(
+                "the adapter records rounds of chains under any rule, so its config must be a SpeculativeConfig, got "
+                f'{type(config).__name__}: pass SpeculativeConfig(drafting="model", length=...)'
+            )
         with_replay([], replay, self.continual.replay_share)  # refuses a share of nothing before the first call
         network.check_attached(target)
         self.target, self.network, self.replay = target, network, tuple(replay)
         self.config = config or SpeculativeConfig(drafting="model", length=5)
         self.recipe = recipe or RECIPES["hass" if isinstance(network, EagleDrafter) else "kl"]
+        check_run([self.recipe], self.options.training(0), 1, network)
         self.reference = network.twin().requires_grad_(False)
         self.enabled, self.pad_token_id = True, pad_token_id
         self.recordings: deque[Recording] = deque(maxlen=self.options.capacity)
@@ -161,11 +168,11 @@ class OnlineAdapter:
     def _update_when_due(self) -> None:
         try:
             self.update()
-        except DrafterError as error:
+        except Exception as error:  # memory that ran out too: the answer of the call is there, and must not be lost
             if self.config.on_drafter_error == "raise":
                 raise
             self.enabled = False
-            logger.warning("%s. The drafter no longer learns; set enabled to go on.", error)
+            logger.warning("%s: %s. The drafter no longer learns; set enabled to go on.", type(error).__name__, error)
 
     def reset(self) -> None:
         """Gives the drafter the weights that it had when the adapter was made, and forgets what was recorded."""

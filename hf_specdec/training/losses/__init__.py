@@ -9,6 +9,7 @@ from hf_specdec.training.losses.hass import HassLoss
 from hf_specdec.training.losses.kl import KLLoss
 from hf_specdec.training.losses.lk import LKLoss
 from hf_specdec.training.losses.reference import NearReferenceLoss
+from hf_specdec.training.losses.topk import TopKLoss
 from hf_specdec.training.losses.vat import VATLoss
 from hf_specdec.training.losses.wtv import WTVLoss
 
@@ -24,6 +25,7 @@ __all__ = [
     "LKLoss",
     "LossValue",
     "NearReferenceLoss",
+    "TopKLoss",
     "TrainingLoss",
     "Unrolled",
     "VATLoss",

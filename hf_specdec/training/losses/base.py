@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Protocol
 
 import torch
@@ -35,6 +35,11 @@ class DraftedRounds:
     accepted: Sequence[Tensor]
     student_logits: Sequence[Tensor] = ()
     reference_logits: Sequence[Tensor] = ()
+
+    def to(self, device: torch.device) -> DraftedRounds:
+        """The same rounds on a device."""
+        moved = {each.name: [part.to(device) for part in getattr(self, each.name)] for each in fields(self)}
+        return DraftedRounds(**moved)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from torch.nn.functional import smooth_l1_loss
 
 from hf_specdec.errors import InvalidConfigError
 from hf_specdec.training.losses.base import LossValue, Unrolled
+from hf_specdec.training.losses.topk import topk_cross_entropy
 
 
 __all__ = ["HassLoss"]
@@ -55,11 +56,10 @@ class HassLoss:
             strict=True,
         ):
             log_q, p = student.float().log_softmax(-1), target.float().softmax(-1)
-            likely = p.topk(min(self.topk, p.shape[-1]), -1).indices
             distance = smooth_l1_loss(states.float(), features.float(), reduction="none").mean(-1)
             sums["feature"].append((distance * mask).sum())
             sums["soft"].append(-((p * log_q).sum(-1) * mask).sum())
-            sums["topk"].append(-((p.gather(-1, likely) * log_q.gather(-1, likely)).sum(-1) * mask).sum())
+            sums["topk"].append((topk_cross_entropy(p, log_q, self.topk) * mask).sum())
         anchors = unrolled.masks[0].sum().clamp(min=1)
         parts = {name: torch.stack(terms).sum() / anchors for name, terms in sums.items()}
         weights = {"feature": self.feature_weight, "soft": self.soft_weight, "topk": self.topk_weight}

@@ -9,7 +9,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from hf_specdec.acceptance import Exact
+from hf_specdec.acceptance import Exact, emitted_law
 from hf_specdec.acceptance.wrapping import WrappingRule
 from hf_specdec.errors import InvalidConfigError
 from hf_specdec.records import AcceptanceRule, Evidence, Judged, Outcome, Round
@@ -68,6 +68,10 @@ class RoundRecorder(WrappingRule):
 
     def replacement(self, evidence: Evidence) -> Tensor:
         return self.inner.replacement(evidence)
+
+    def emitted(self, evidence: Evidence) -> Tensor:
+        """`(batch, width, vocab)`, the law that the inner rule emits; NaN where it is not known."""
+        return emitted_law(self.inner, evidence)
 
     def count(self, evidence: Evidence, outcome: Outcome) -> Mapping[str, Tensor]:
         return self.inner.count(evidence, outcome)

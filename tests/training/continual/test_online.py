@@ -7,7 +7,7 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState
 
-from hf_specdec import SpeculativeConfig
+from hf_specdec import RCSDConfig, SpeculativeConfig
 from hf_specdec.errors import DrafterError, InvalidConfigError
 from hf_specdec.networks import DraftNetwork
 from hf_specdec.training.acceptance import acceptance_lengths
@@ -214,9 +214,13 @@ def test_what_is_no_state_of_this_drafter_is_refused(trained, tmp_path):
 
 @dataclass(frozen=True)
 class Broken:
-    """A loss that is not a number."""
+    """A loss that is not a number, or raises."""
+
+    error: str = ""
 
     def __call__(self, unrolled):
+        if self.error:
+            raise RuntimeError(self.error)
         return LossValue(unrolled.student_logits[0].sum() * float("nan"))
 
 
@@ -233,6 +237,12 @@ def test_an_update_that_fails_is_undone(trained, caplog):
         live(tolerant, trained.new)
     assert not tolerant.enabled
     assert sum("no longer learns" in record.message for record in caplog.records) == 1
+    short = replace(recipe, loss=Broken("not enough memory"))
+    tolerant = adapter_for(trained, recipe=short, config=replace(CONFIG, on_drafter_error="continue"))
+    with caplog.at_level(logging.WARNING):
+        live(tolerant, trained.new)
+    assert same(weights_of(tolerant.network), before)
+    assert sum("RuntimeError: not enough memory" in record.message for record in caplog.records) == 1
 
 
 def test_what_cannot_work_is_refused_before_the_first_call(trained):
@@ -240,6 +250,10 @@ def test_what_cannot_work_is_refused_before_the_first_call(trained):
         adapter_for(trained, replay=())
     with pytest.raises(InvalidConfigError, match="float32"):
         adapter_for(trained, trained.network.twin().bfloat16())
+    with pytest.raises(InvalidConfigError, match="SpeculativeConfig"):
+        adapter_for(trained, config=RCSDConfig(steps=3))
+    with pytest.raises(InvalidConfigError, match="EAGLE-1"):
+        adapter_for(trained, drafter_for(trained.target, "eagle3"), recipe=RECIPES["hass"])
     with pytest.raises(InvalidConfigError, match="capacity"):
         OnlineOptions(capacity=0)
     with pytest.raises(InvalidConfigError, match="batch_size"):
