@@ -14,7 +14,7 @@ __all__ = ["export_custom_generate"]
 # Transformers runs a copy of this file, which cannot find the folder that it came from by itself.
 _CODE = '''"""Speculative decoding with a drafter network; needs `pip install hf_specdec`.
 
-Use it as `model.generate(**inputs, custom_generate=THIS, trust_remote_code=True)`, where THIS is the folder or the Hub id.
+Use it as `model.generate(**inputs, custom_generate=THIS)` with `trust_remote_code` set, where THIS is the folder or the Hub id.
 """
 
 import inspect
