@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
-from hf_specdec.acceptance import Exact
+from hf_specdec.acceptance import EarlyExactGuard, Exact
 from hf_specdec.configs.base import BaseConfig
 from hf_specdec.configs.guarding import rule_of
 from hf_specdec.records import AcceptanceRule
@@ -20,10 +20,11 @@ class ExactConfig(BaseConfig):
     """Exact speculative decoding (arXiv 2211.17192): the law, or the greedy text, of the target itself.
 
     Args:
-        guard (`int`, `"auto"`, *optional*): As for [`SpeculativeConfig`]; here every token is judged exactly, whatever it says.
+        guard (`int`, [`EarlyExactGuard`], `"auto"`, *optional*): As for [`SpeculativeConfig`]; here every token is judged
+            exactly, whatever it says.
     """
 
-    guard: int | str | None = "auto"
+    guard: EarlyExactGuard | int | str | None = "auto"
 
     @property
     def rule(self) -> AcceptanceRule:

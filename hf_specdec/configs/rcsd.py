@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, final
 
-from hf_specdec.acceptance import Exact
+from hf_specdec.acceptance import EarlyExactGuard, Exact
 from hf_specdec.configs.base import BaseConfig
 from hf_specdec.configs.guarding import rule_of
 from hf_specdec.errors import InvalidConfigError
@@ -28,14 +28,14 @@ class RCSDConfig(BaseConfig):
             the number of nodes that yields the most tokens per second, as [`GoodputTree`] measures it, and
             `length=GoodputTree(...)` says how. None drafts a chain.
         acceptance (rule or its name): The acceptance rule; exact by default, and always for trees.
-        guard (`int`, `"auto"`, *optional*): As for [`SpeculativeConfig`].
+        guard (`int`, [`EarlyExactGuard`], `"auto"`, *optional*): As for [`SpeculativeConfig`].
     """
 
     drafting: Literal["auto", "model", "ngram", "hybrid"] = "model"
     steps: int = 5
     tree: TreeShape | Literal["auto"] | None = None
     acceptance: AcceptanceRule | str = field(default_factory=Exact)
-    guard: int | str | None = "auto"
+    guard: EarlyExactGuard | int | str | None = "auto"
 
     def __post_init__(self) -> None:
         if isinstance(self.steps, bool) or not isinstance(self.steps, int) or self.steps < 1:
