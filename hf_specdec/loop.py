@@ -173,11 +173,9 @@ def speculate(run: Run, prompt_outputs: Any) -> Iterator[Round]:
         started = time.perf_counter()
         draft, problem = _propose(run, _cap(run, schedule.next_budget().of_rows(texts.rows)))
         drafted = time.perf_counter()
-        if run.lockstep:
-            padded = texts.with_padded_rows(draft)
-        else:
+        if not run.lockstep:
             texts.pad_finished(int(draft.longest.max()))
-            padded = draft
+        padded = texts.with_padded_rows(draft) if run.lockstep else draft
         length = int(texts.lengths[0])
         outputs, committed = _judge(run, padded)
         _show(run, outputs, committed, length - 1)
@@ -386,6 +384,7 @@ def _round(
         events=_with_depths(draft, committed.events),
         problem=problem,
         num_attempted=draft.num_attempted,
+        num_read=draft.num_read,
         path=committed.path,
         longest=None if draft.parents is None else draft.longest,
         marks=committed.marks,

@@ -56,6 +56,7 @@ class AssistantDrafter(DrafterBase):
             lambda token: self._fit(self._lm(context).extend(token.clamp(max=self.embedding_rows - 1))),
             name=f"the draft model {type(undecorated_model(self.model)).__name__}",
             prefill_seconds=prefill_seconds,
+            num_read=self._lm(context).fed_columns.shape[1],
         )
 
     @property

@@ -28,6 +28,7 @@ def draft_chain(
     *,
     name: str,
     prefill_seconds: float,
+    num_read: int = 0,
 ) -> Draft:
     """Draws tokens one after another, each from the processed law that the draft reports for it.
 
@@ -41,6 +42,7 @@ def draft_chain(
         extend (`Callable`): Given the tokens just drafted (`(batch,)`), the draft logits after them.
         name (`str`): What drafts, for error messages.
         prefill_seconds (`float`): Time spent on the prompt.
+        num_read (`int`): Tokens of each row that were read for `logits`.
 
     Raises:
         [`DrafterError`]: If the logits contain NaN.
@@ -76,12 +78,8 @@ def draft_chain(
                 break
         logits = extend(token)
     _refuse_nan(torch.stack(peaks), name)
-    return _drafted(tokens, lengths, laws, raw, prefill_seconds) if tokens else Draft.empty(context.batch_size)
-
-
-def _drafted(
-    tokens: list[Tensor], lengths: Tensor, laws: list[Tensor], raw: list[Tensor], prefill_seconds: float
-) -> Draft:
+    if not tokens:
+        return Draft.empty(context.batch_size)
     return Draft(
         torch.stack(tokens, -1),
         lengths,
@@ -89,6 +87,7 @@ def _drafted(
         logits=torch.stack(raw, 1) if raw else None,
         source="model",
         prefill_seconds=prefill_seconds,
+        num_read=num_read,
     )
 
 

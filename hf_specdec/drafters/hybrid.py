@@ -126,6 +126,7 @@ def _joined(matched: Draft, modelled: Draft, extended: Draft) -> Draft:
         num_attempted=modelled.num_attempted,
         exit_depths=_padded(modelled.exit_depths, width),
         shared_seconds=modelled.shared_seconds,
+        num_read=modelled.num_read,
     )
 
 

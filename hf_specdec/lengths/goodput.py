@@ -29,6 +29,7 @@ _SLIGHT = 1.1  # advantage up to which plain steps are measured until their medi
 _TRIAL = 1.5  # plain steps that the pass over a free draft on trial may cost
 _FAMILIAR = 0.7  # share of a match's doubt that each further token of it leaves
 _CERTAIN = 1.0
+_NEWEST = 2  # tokens that a drafter reads in a round after one that it drafted in
 
 
 @final
@@ -139,7 +140,9 @@ class GoodputSchedule:
         self._recent.append((float((weights * emitted).sum() / weights.sum().clamp(min=1)), seconds))
         self._num_tokens, self._unfinished = self._num_tokens + emitted, round_.unfinished.cpu()
         lengths = self._learn(round_, weights.tolist())
-        if steps := max((length for kind, length in lengths.items() if not is_free(kind)), default=0):
+        steps = max((length for kind, length in lengths.items() if not is_free(kind)), default=0)
+        # What others drafted since must be read once, whatever is drafted then: no step costs that.
+        if steps and (round_.num_read <= _NEWEST or not self._measured.knows_steps):
             self._measured.add_steps(self._num_rows, steps, round_.draft_seconds)
         costs = self.costs()
         for kind in sorted(lengths):

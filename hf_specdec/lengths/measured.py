@@ -44,6 +44,11 @@ class MeasuredCosts:
         """`steps` draft steps of `rows` rows, which took `seconds` together."""
         self._steps.setdefault(rows, deque(maxlen=_WINDOW)).append(seconds / steps)
 
+    @property
+    def knows_steps(self) -> bool:
+        """Whether draft steps have been measured."""
+        return bool(self._steps)
+
     def num_plain(self, rows: int) -> int:
         """Measurements of plain steps of so many rows, up to those whose median counts."""
         return len(self._passes.get(rows, ()))

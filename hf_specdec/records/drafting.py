@@ -153,6 +153,8 @@ class Draft:
             token, the one included at which it found none worth proposing; `lengths` where it is None.
         exit_depths (`torch.LongTensor` of shape `(batch, width)`, *optional*): Layers after which each token was drafted.
         shared_seconds (`float`): Time spent on layers that verification goes on from, without a draft having come of it.
+        num_read (`int`): Tokens of each row that the drafter was fed before its first draft: the newest two at most in a round
+            after one that it drafted in, more where others drafted since.
     """
 
     tokens: Tensor
@@ -166,6 +168,7 @@ class Draft:
     num_attempted: Tensor | None = None
     exit_depths: Tensor | None = None
     shared_seconds: float = 0.0
+    num_read: int = 0
 
     @property
     def width(self) -> int:

@@ -43,6 +43,7 @@ class Round:
         marks (`dict[str, torch.Tensor]`): What a rule that explains itself says of each judged position, of shape
             `(batch, width)`: `rescued` (bool) and `step_tv` (NaN where unknown).
         num_rows (`int`, *optional*): Rows of the forward pass; fewer than the batch once finished rows have left.
+        num_read (`int`): As in [`Draft`].
     """
 
     emitted: Sequence[Sequence[int]]
@@ -63,6 +64,7 @@ class Round:
     longest: Tensor | None = None
     marks: Mapping[str, Tensor] = field(default_factory=dict)
     num_rows: int | None = None
+    num_read: int = 0
 
     @property
     def kinds(self) -> Sequence[Sequence[tuple[str, int]]]:

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate import Accelerator  # type: ignore[import-untyped]
@@ -23,10 +23,13 @@ from hf_specdec.training.checkpoints import latest_checkpoint, load_checkpoint, 
 from hf_specdec.training.losses import DraftedRounds, Unrolled
 from hf_specdec.training.options import TrainingOptions
 from hf_specdec.training.recipes import Recipe
-from hf_specdec.training.sharding import Sharding
 from hf_specdec.training.survival_head import SurvivalHead
 from hf_specdec.training.texts import Text, TextBatch, digest_of, observe
 from hf_specdec.training.unroll import drafted_logits, unroll
+
+
+if TYPE_CHECKING:
+    from hf_specdec.training.sharding import Sharding
 
 
 __all__ = ["Observe", "StepLog", "train"]
@@ -234,6 +237,8 @@ class _State:
         if checkpoint is not None:
             state._load(checkpoint)
         if shard:
+            from hf_specdec.training.sharding import Sharding  # not every build of torch has what it needs
+
             state.sharding = Sharding(unrolling, unrolling.twin(), optimizer)
             state.module, unrolling.reference = state.sharding.module, None
         return state

@@ -196,9 +196,12 @@ def test_the_cache_is_used():
     )
     game = Game(seed=1, rows=1)
     drafter = AssistantDrafter(DraftSettings(64), model)
+    read = []
     for acceptance in ("all", "none", "some", "all"):
         draft = drafter.propose(game.context, Budget(torch.tensor([3])))
+        read.append(draft.num_read)
         game.advance(draft, acceptance)
+    assert read == [8, 2, 1, fed[9]]
     # The prompt once; later at most the last draft, which was never fed, and the token after it; then draft by draft.
     assert fed[:3] == [8, 1, 1]
     assert fed[3:6] == [2, 1, 1]

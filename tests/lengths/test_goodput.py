@@ -3,6 +3,7 @@
 import json
 import random
 import statistics
+from dataclasses import replace
 
 import pytest
 import torch
@@ -310,3 +311,15 @@ def test_the_costs_of_a_run_are_in_its_statistics():
     assert stats_of(3).costs is None
     assert stats_of(3).to_dict()["costs"] is None
     assert stats_of("auto", max_new_tokens=1).costs is None  # nothing was measured
+
+
+def test_what_others_drafted_is_read_once_and_charged_to_no_step():
+    schedule = GoodputLength().start(1)
+    steady = [(2, 0.2), (2, 0.2), (30, 5.0), (30, 5.0), (30, 5.0)]
+    for num_read, drafting in steady:
+        counts = [torch.tensor([1])] * 3
+        schedule.observe(replace(round_of(2, counts, drafting, 1.0), num_read=num_read))
+    assert schedule.costs().draft_step == pytest.approx(0.2)
+    first = GoodputLength().start(1)
+    first.observe(replace(round_of(2, [torch.tensor([1])] * 3, 5.0, 1.0), num_read=30))
+    assert first.costs().draft_step == pytest.approx(5.0)  # better than nothing
