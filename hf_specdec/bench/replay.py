@@ -32,6 +32,7 @@ from typing import Any
 
 from hf_specdec.bench.costs import Costs
 from hf_specdec.bench.runner import Row
+from hf_specdec.lengths.forecast import expected_tokens
 
 
 __all__ = ["PRICED", "best_constant", "oracle_seconds", "replay_seconds", "sources_of"]
@@ -73,11 +74,9 @@ class _Judged:
         self.verified.update(range(right + (right < drafted and not is_last)))
 
     def expected_tokens(self, length: int) -> float:
-        total = reached = 1.0
-        for position in range(length):
-            reached *= self.accepted[position] / self.verified[position] if self.verified[position] else 0.0
-            total += reached
-        return total
+        judged = self.verified
+        rates = [self.accepted[each] / judged[each] if judged[each] else 0.0 for each in range(length)]
+        return expected_tokens(rates, length)
 
 
 def best_constant(rows: list[Row], costs: Costs, plain_seconds: float) -> dict[str, Any]:

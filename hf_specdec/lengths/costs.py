@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, final
 
@@ -35,6 +36,14 @@ class CostTable:
         if self.draft_step < 0 or any(seconds <= 0 for _, seconds in self.target):
             raise InvalidConfigError("seconds must be positive")
 
+    @cached_property
+    def _growing(self) -> list[tuple[int, float]]:
+        """The table with measurement noise removed that would make a wider pass cheaper than a narrower one."""
+        result: list[tuple[int, float]] = []
+        for width, seconds in self.target:
+            result.append((width, max(seconds, result[-1][1]) if result else seconds))
+        return result
+
     def to_dict(self) -> dict[str, Any]:
         """The table as plain Python values: `CostTable(**table.to_dict())` is the table."""
         return {"draft_step": self.draft_step, "target": [list(each) for each in self.target]}
@@ -42,7 +51,7 @@ class CostTable:
     def pass_seconds(self, width: int) -> float:
         """Seconds of a target pass over `width` tokens: between two known widths a straight line, flat to the left of them,
         and to the right of them the mean slope of all. A wider pass is never taken for cheaper."""
-        known = _growing(self.target)
+        known = self._growing
         (first, lowest), (last, highest) = known[0], known[-1]
         if width <= first:
             return lowest
@@ -51,11 +60,3 @@ class CostTable:
                 return low + (high - low) * (width - left) / (right - left)
         slope = (highest - lowest) / (last - first) if last > first else 0.0
         return highest + slope * (width - last)
-
-
-def _growing(target: tuple[tuple[int, float], ...]) -> list[tuple[int, float]]:
-    """The table with measurement noise removed that would make a wider pass cheaper than a narrower one."""
-    result: list[tuple[int, float]] = []
-    for width, seconds in target:
-        result.append((width, max(seconds, result[-1][1]) if result else seconds))
-    return result
