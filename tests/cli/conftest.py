@@ -4,6 +4,7 @@ import json
 from types import SimpleNamespace
 
 import pytest
+from accelerate.state import AcceleratorState
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 from typer.testing import CliRunner
@@ -63,3 +64,11 @@ def run_json(run):
         return json.loads(run(*arguments, "--json", **kwargs).stdout)
 
     return call
+
+
+@pytest.fixture
+def fresh_accelerate():
+    """One precision per process is accelerate's rule; each test is a process of its own in that respect."""
+    AcceleratorState._reset_state(True)
+    yield
+    AcceleratorState._reset_state(True)

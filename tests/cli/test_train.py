@@ -23,12 +23,7 @@ from tests.toys import prompts as ids_of
 PROMPTS = [f"w{index} w{index + 3} w{index + 1}" for index in range(12)]
 
 
-@pytest.fixture(autouse=True)
-def _fresh_accelerate():
-    """One precision per process is accelerate's rule; each test is a process of its own in that respect."""
-    AcceleratorState._reset_state(True)
-    yield
-    AcceleratorState._reset_state(True)
+pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 
 
 @pytest.fixture

@@ -18,11 +18,7 @@ FORK = multiprocessing.get_context("fork")
 PROMPTS = [f"w{index} w{index + 3} w{index + 1}" for index in range(12)]
 
 
-@pytest.fixture(autouse=True)
-def _fresh_accelerate():
-    AcceleratorState._reset_state(True)
-    yield
-    AcceleratorState._reset_state(True)
+pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 
 
 def launched(rank, port, arguments, results):

@@ -7,7 +7,7 @@ from transformers import DynamicCache
 from hf_specdec import SelfDraftConfig
 from hf_specdec.layer_gate import LayerGate
 from hf_specdec.layered_lm import LayeredLM
-from tests.drafters.self_drafting import Director
+from tests.drafters.self_drafting import Director, sometimes
 from tests.families import FAMILIES
 from tests.toys import prompts, tiny_llama
 
@@ -18,10 +18,6 @@ CONFIG = SelfDraftConfig(exit_layers=(1, 3), length=3, confidence_threshold=0.0,
 
 def wanders(row, column, depth):
     return (row + column) % 4 < depth
-
-
-def sometimes(row, column):
-    return (row + column) % 3 != 0
 
 
 def decode(model, batch_size=1, config=CONFIG, **options):

@@ -147,3 +147,15 @@ def _spread(network, logits):
 def small_target(**options):
     """A target of six layers, so that the three taps differ."""
     return tiny_llama(layers=6, **options)
+
+
+def scale_logits(target):
+    """Makes a target do more to its logits than its head does."""
+    plain = target.forward
+
+    def scaled(*args, **kwargs):
+        outputs = plain(*args, **kwargs)
+        outputs.logits = 0.5 * outputs.logits
+        return outputs
+
+    target.forward = scaled

@@ -11,7 +11,7 @@ from hf_specdec.training.options import TrainingOptions
 from hf_specdec.training.recipes import RECIPES
 from hf_specdec.training.texts import Text, observe
 from hf_specdec.training.trainer import train
-from tests.networks import drafter_for, small_target
+from tests.networks import drafter_for, scale_logits, small_target
 
 
 @pytest.fixture(autouse=True)
@@ -98,13 +98,6 @@ def test_what_cannot_be_written_is_refused(tmp_path, monkeypatch):
     with pytest.raises(InvalidConfigError, match="100 are free"):
         shards.write(target, network, texts)
     monkeypatch.undo()
-    plain = target.forward
-
-    def scaled(*args, **kwargs):
-        outputs = plain(*args, **kwargs)
-        outputs.logits = 0.5 * outputs.logits
-        return outputs
-
-    target.forward = scaled
+    scale_logits(target)
     with pytest.raises(InvalidConfigError, match="scale"):
         shards.write(target, network, texts)

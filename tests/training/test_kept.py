@@ -6,7 +6,7 @@ import torch
 from hf_specdec.errors import InvalidConfigError
 from hf_specdec.training.kept import KeptFeatures
 from hf_specdec.training.texts import Text, observe
-from tests.networks import drafter_for, small_target
+from tests.networks import drafter_for, scale_logits, small_target
 
 
 def texts():
@@ -48,13 +48,7 @@ def test_what_cannot_be_kept_is_refused():
     target = small_target()
     with pytest.raises(InvalidConfigError, match="last states"):
         KeptFeatures()(target, drafter_for(target, "eagle3"), texts())
-    network, plain = drafter_for(target, "eagle"), target.forward
-
-    def scaled(*args, **kwargs):
-        outputs = plain(*args, **kwargs)
-        outputs.logits = 0.5 * outputs.logits
-        return outputs
-
-    target.forward = scaled
+    network = drafter_for(target, "eagle")
+    scale_logits(target)
     with pytest.raises(InvalidConfigError, match="scale"):
         KeptFeatures()(target, network, texts())
