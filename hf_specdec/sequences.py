@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from transformers import EosTokenCriteria, MaxLengthCriteria, StoppingCriteriaLi
 from hf_specdec.records import Draft
 
 
-__all__ = ["Sequences", "end_tokens"]
+__all__ = ["Sequences", "end_tokens", "pad_left"]
 
 
 def end_tokens(given: int | Iterable[int] | None) -> list[int]:
@@ -20,6 +21,19 @@ def end_tokens(given: int | Iterable[int] | None) -> list[int]:
     if given is None:
         return []
     return [given] if isinstance(given, int) else [int(each) for each in given]
+
+
+def pad_left(prompts: Sequence[Sequence[int]], pad_token_id: int, device: Any) -> dict[str, Tensor]:
+    """`input_ids` and `attention_mask` of prompts that are padded on the left to a common length."""
+    width = max(map(len, prompts))
+    return {
+        "input_ids": torch.tensor(
+            [[pad_token_id] * (width - len(each)) + list(each) for each in prompts], device=device
+        ),
+        "attention_mask": torch.tensor(
+            [[0] * (width - len(each)) + [1] * len(each) for each in prompts], device=device
+        ),
+    }
 
 
 class Sequences:

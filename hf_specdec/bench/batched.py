@@ -5,25 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from hf_specdec.records import Round
 from hf_specdec.sequences import end_tokens
 
 
-__all__ = ["eos_token_ids", "pad_left", "recorded_round", "row_rounds", "until_end"]
-
-
-def pad_left(prompts: list[list[int]], pad_token_id: int, device: Any) -> dict[str, Tensor]:
-    """`input_ids` and `attention_mask` of prompts that are padded on the left to a common length."""
-    width = max(map(len, prompts))
-    return {
-        "input_ids": torch.tensor([[pad_token_id] * (width - len(each)) + each for each in prompts], device=device),
-        "attention_mask": torch.tensor(
-            [[0] * (width - len(each)) + [1] * len(each) for each in prompts], device=device
-        ),
-    }
+__all__ = ["eos_token_ids", "recorded_round", "row_rounds", "until_end"]
 
 
 def eos_token_ids(model: Any) -> set[int]:

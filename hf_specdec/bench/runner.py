@@ -13,7 +13,7 @@ import torch
 from transformers import StoppingCriteriaList
 
 from hf_specdec.bench.arms import Arm, check_arms
-from hf_specdec.bench.batched import eos_token_ids, pad_left, recorded_round, row_rounds, until_end
+from hf_specdec.bench.batched import eos_token_ids, recorded_round, row_rounds, until_end
 from hf_specdec.bench.clock import Clock
 from hf_specdec.bench.economize import EconomizeRun
 from hf_specdec.errors import InvalidConfigError
@@ -21,6 +21,7 @@ from hf_specdec.files import whole_lines, write_at_once
 from hf_specdec.networks import DraftNetwork
 from hf_specdec.placement import device_of
 from hf_specdec.records import Round
+from hf_specdec.sequences import pad_left
 from hf_specdec.stats import SpeculativeStats
 
 

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from hf_specdec.acceptance import FEATURES
-from hf_specdec.bench.batched import eos_token_ids, pad_left, until_end
+from hf_specdec.bench.batched import eos_token_ids, until_end
 from hf_specdec.cospec.rollouts import Decision, Rollouts
 from hf_specdec.placement import device_of
+from hf_specdec.sequences import pad_left
 
 
 __all__ = ["Labelled", "label_mismatches"]

@@ -13,7 +13,7 @@ import torch
 from transformers import StoppingCriteriaList
 
 from hf_specdec.bench.arms import Arm
-from hf_specdec.bench.batched import eos_token_ids, pad_left, until_end
+from hf_specdec.bench.batched import eos_token_ids, until_end
 from hf_specdec.bench.clock import Clock
 from hf_specdec.configs import BaseConfig
 from hf_specdec.errors import InvalidConfigError
@@ -23,6 +23,7 @@ from hf_specdec.quality.control import RandomRejection
 from hf_specdec.quality.gsm8k import judge_number
 from hf_specdec.quality.judging import Item, Judge
 from hf_specdec.quality.rows import Batch, Row, RowsFile
+from hf_specdec.sequences import pad_left
 from hf_specdec.stats import RowStats, SpeculativeStats
 
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from accelerate import Accelerator  # type: ignore[import-untyped]
 
 from hf_specdec import SpeculativeConfig
@@ -17,6 +16,7 @@ from hf_specdec.errors import InvalidConfigError
 from hf_specdec.files import mended_lines, whole_lines
 from hf_specdec.networks.target import weights_fingerprint
 from hf_specdec.placement import device_of
+from hf_specdec.sequences import pad_left
 from hf_specdec.training.texts import Text
 
 
@@ -106,20 +106,16 @@ def _known(file: Path, max_new_tokens: int, identity: str | None) -> dict[tuple[
 
 def _answers(target: Any, prompts: Sequence[Sequence[int]], max_new_tokens: int, drafter: Any) -> list[list[int]]:
     """Each prompt with its answer, up to the token that ends it."""
-    columns, device = max(map(len, prompts)), device_of(target)
-    padding = [columns - len(prompt) for prompt in prompts]
-    ids = torch.tensor([[0] * blank + list(prompt) for blank, prompt in zip(padding, prompts, strict=True)])
-    mask = torch.arange(columns) >= torch.tensor(padding)[:, None]
+    inputs = pad_left(prompts, 0, device_of(target))
     output = target.generate(
-        input_ids=ids.to(device),
-        attention_mask=mask.long().to(device),
+        **inputs,
         assistant_model=drafter,
         speculative_config=SpeculativeConfig(on_drafter_error="raise"),
         do_sample=False,
         max_new_tokens=max_new_tokens,
         return_dict_in_generate=True,
     )
-    rows, answers = output.speculative_stats.rows, output.sequences[:, columns:].tolist()
+    rows, answers = output.speculative_stats.rows, output.sequences[:, inputs["input_ids"].shape[1] :].tolist()
     return [
         [*prompt, *answer[: row.num_new_tokens]] for prompt, row, answer in zip(prompts, rows, answers, strict=True)
     ]
