@@ -30,7 +30,9 @@ _COLUMNS = {
     "tokens_per_round": ("tokens/round", "{:.2f}"),
     "acceptance_rate": ("acceptance", "{:.1%}"),
     "text_equal": ("text equal", "{:.0%}"),
+    "peak_memory": ("peak memory", "{:.2f} GiB"),
 }
+_UNITS = {"peak_memory": 2**30}  # of what is not shown as it is kept
 
 
 def versions() -> dict[str, str]:
@@ -102,7 +104,10 @@ def table(arms: dict[str, dict[str, Any]]) -> str:
     lines = ["| arm | " + " | ".join(title for title, _ in _COLUMNS.values()) + " |"]
     lines.append("|---|" + "---:|" * len(_COLUMNS))
     for name, figures in arms.items():
-        cells = ["" if figures.get(key) is None else form.format(figures[key]) for key, (_, form) in _COLUMNS.items()]
+        cells = [
+            "" if figures.get(key) is None else form.format(figures[key] / _UNITS.get(key, 1))
+            for key, (_, form) in _COLUMNS.items()
+        ]
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 

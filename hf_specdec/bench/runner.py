@@ -16,6 +16,7 @@ from hf_specdec.bench.arms import Arm, check_arms
 from hf_specdec.bench.batched import eos_token_ids, recorded_round, row_rounds, until_end
 from hf_specdec.bench.clock import Clock
 from hf_specdec.bench.economize import EconomizeRun
+from hf_specdec.bench.memory import PeakMemory
 from hf_specdec.errors import InvalidConfigError
 from hf_specdec.files import whole_lines, write_at_once
 from hf_specdec.networks import DraftNetwork
@@ -41,6 +42,7 @@ class Row:
         decode_seconds (`float`): Time of the decode phase; the prompts' forward passes are not in it.
         decode_rounds (`int`): Target passes of the decode phase.
         total_seconds (`float`): Time of the whole `generate` call.
+        peak_memory (`int`, *optional*): The most bytes in use during the call, see [`PeakMemory`].
         rounds (`list[list]`): `[drafted, emitted, source, parts]` of every round, for arms of this package; `parts` lists
             `[source, tokens]` from left to right, with `ngram` for matches of any size.
             In a batch, as the whole batch pays for it, see [`recorded_round`].
@@ -61,6 +63,7 @@ class Row:
     decode_rounds: int = 0
     batch: list[list[int]] = field(default_factory=list)
     row_rounds: list[list[list[Any]]] = field(default_factory=list)
+    peak_memory: int | None = None
 
     @property
     def prefill_seconds(self) -> float:
@@ -152,7 +155,7 @@ class Benchmark:
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             if self.temperature is not None:
                 torch.manual_seed(self.seed + prompt)
-            started = time.perf_counter()
+            memory, started = PeakMemory(device), time.perf_counter()
             decode = self._ours if arm.config is not None else self._theirs if arm.economize is None else self._peer
             tokens, phase = decode(arm, prompt, inputs)
             total = time.perf_counter() - started
@@ -164,6 +167,7 @@ class Benchmark:
             tokens=[token for row in tokens for token in row],
             text="\n".join(self.tokenizer.decode(row, skip_special_tokens=True) for row in tokens),
             total_seconds=total,
+            peak_memory=memory.read(),
             **phase,
         )
 

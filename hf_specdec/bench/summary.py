@@ -33,7 +33,7 @@ def summarize(
     Returns:
         By arm: `tokens_per_second` (decode phase, all prompts together), `speedup` (median over prompts of the ratio to
         plain on the same prompt), `prefill_seconds` (median per prompt, not in the speeds), `tokens_per_round` (of the decode
-        phase), `lossless` (whether the method keeps the target's law), `text_equal` (share of prompts whose tokens are
+        phase), `peak_memory` (the most bytes in use during any call), `lossless` (whether the method keeps the target's law), `text_equal` (share of prompts whose tokens are
         plain's). For arms of this package also `acceptance_rate`, `accepted_at_position` (share of rounds that accepted at
         least so many), `events`, and, where costs were measured, `predicted_speedup`, `loop_efficiency` (`speedup /
         predicted_speedup`), `replayed_tokens_per_second`, `ceiling_speedup`, `oracle_speedup` and
@@ -110,6 +110,7 @@ def _speeds(rows: list[Row], plain: dict[int, Row], sampled: bool) -> dict[str, 
         "speedup": statistics.median(row.tokens_per_second / plain[row.prompt].tokens_per_second for row in rows),
         "prefill_seconds": statistics.median(row.prefill_seconds for row in rows),
         "tokens_per_round": tokens / rounds if rounds and not rows[0].batch else None,
+        "peak_memory": max((row.peak_memory for row in rows if row.peak_memory is not None), default=None),
         "predicted_speedup": None,
         "loop_efficiency": None,
         "ceiling_speedup": None,

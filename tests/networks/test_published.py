@@ -14,14 +14,20 @@ from hf_specdec.networks.checkpoint import read_checkpoint
 
 pytestmark = pytest.mark.hub
 
-# Hub id, revision: (class, hidden size, target vocabulary, draft vocabulary)
+# Hub id, commit: (class, hidden size, target vocabulary, draft vocabulary)
 PUBLISHED = {
-    ("yuhuili/EAGLE-LLaMA3.1-Instruct-8B", "main"): (EagleDrafter, 4096, 128256, None),
-    ("HArmonizedSS/HASS-LLaMA3-Instruct-8B", "main"): (EagleDrafter, 4096, 128256, None),
-    ("yuhuili/EAGLE3-LLaMA3.1-Instruct-8B", "main"): (Eagle3Drafter, 4096, 128256, 32000),
-    ("AngelSlim/Qwen3-1.7B_eagle3", "main"): (Eagle3Drafter, 2048, 151936, 32000),
-    ("RedHatAI/Llama-3.1-8B-Instruct-speculator.eagle3", "main"): (Eagle3Drafter, 4096, 128256, 32000),
-}
+    ("yuhuili/EAGLE-LLaMA3-Instruct-8B", "02d97adb0cacd1a50d4af8db61f4aca424ba2531"): (
+        EagleDrafter, 4096, 128256, None,
+    ),
+    ("HArmonizedSS/HASS-LLaMA3-Instruct-8B", "main"): (EagleDrafter, 4096, 128256, None),  # no commit of it is known to us
+    ("yuhuili/EAGLE3-LLaMA3.1-Instruct-8B", "ada412b672e293d682423de84a095447bf38a637"): (
+        Eagle3Drafter, 4096, 128256, 32000,
+    ),
+    ("AngelSlim/Qwen3-1.7B_eagle3", "94441b48acc5804677ae12259617c83323b543a9"): (Eagle3Drafter, 2048, 151936, 32000),
+    ("RedHatAI/Llama-3.1-8B-Instruct-speculator.eagle3", "f4fa34a8f803a0ba75d048d6b3dbc1ad5149e9ac"): (
+        Eagle3Drafter, 4096, 128256, 32000,
+    ),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("source", "facts"), PUBLISHED.items(), ids=[name for name, _ in PUBLISHED])
@@ -42,6 +48,8 @@ def test_it_loads_with_every_tensor_accounted_for(source, facts):
 # Published on its card: 2.13, 2.20 and 2.17 tokens per round on GSM8K, HumanEval and MT-bench, the bonus token counted, with
 # two drafted tokens in vLLM.
 PUBLISHED_TAU = 2.17
+TARGET = ("Qwen/Qwen3-1.7B", "70d244cc86ccca08cf5af4e1e306ecf908b1ad5e")
+DRAFTER = ("AngelSlim/Qwen3-1.7B_eagle3", "94441b48acc5804677ae12259617c83323b543a9")
 QUESTIONS = [
     "Explain in three sentences why the sky is blue.",
     "Tom has 12 apples, gives away a third and buys 5 more. How many has he?",
@@ -52,12 +60,14 @@ QUESTIONS = [
 @pytest.mark.slow
 def test_it_is_as_right_as_published_and_more_often_with_its_own_taps_than_with_others():
     """Wrong taps leave the text as it is and take the acceptance away, so that nobody notices."""
-    model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen3-1.7B", dtype=torch.float32)
-    tokenizer = AutoTokenizer.from_pretrained("Qwen/Qwen3-1.7B")
-    own = AutoDrafter.from_pretrained("AngelSlim/Qwen3-1.7B_eagle3", target=model)
+    (name, revision), (drafter, drafter_revision) = TARGET, DRAFTER
+    model = AutoModelForCausalLM.from_pretrained(name, revision=revision, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(name, revision=revision)
+    own = AutoDrafter.from_pretrained(drafter, target=model, revision=drafter_revision)
     others = [index - 1 for index in own.taps_of(model)]
     taus = []
-    for network in (own, AutoDrafter.from_pretrained("AngelSlim/Qwen3-1.7B_eagle3", target=model, taps=others)):
+    wrong = AutoDrafter.from_pretrained(drafter, target=model, revision=drafter_revision, taps=others)
+    for network in (own, wrong):
         found = [_tokens_per_round(model, tokenizer, network, question) for question in QUESTIONS]
         taus.append(sum(found) / len(found))
     assert taus[0] == pytest.approx(PUBLISHED_TAU, rel=0.2)
