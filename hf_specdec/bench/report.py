@@ -100,16 +100,15 @@ def markdown(summary: dict[str, dict[str, dict[str, Any]]], environment: dict[st
 
 
 def table(arms: dict[str, dict[str, Any]]) -> str:
-    """A Markdown table of the arms' figures."""
-    lines = ["| arm | " + " | ".join(title for title, _ in _COLUMNS.values()) + " |"]
-    lines.append("|---|" + "---:|" * len(_COLUMNS))
-    for name, figures in arms.items():
-        cells = [
-            "" if figures.get(key) is None else form.format(figures[key] / _UNITS.get(key, 1))
-            for key, (_, form) in _COLUMNS.items()
-        ]
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    """A Markdown table of the arms' figures, without the columns that nobody has a figure for."""
+    columns = [key for key in _COLUMNS if any(figures.get(key) is not None for figures in arms.values())]
+    lines = ["| arm | " + " | ".join(_COLUMNS[key][0] for key in columns) + " |", "|---|" + "---:|" * len(columns)]
+    lines += [f"| {name} | " + " | ".join(_cell(figures.get(key), key) for key in columns) + " |" for name, figures in arms.items()]
     return "\n".join(lines)
+
+
+def _cell(figure: float | None, key: str) -> str:
+    return "" if figure is None else _COLUMNS[key][1].format(figure / _UNITS.get(key, 1))
 
 
 def _parting(divergence: dict[str, Any]) -> str:

@@ -55,8 +55,10 @@ def measure(
     steps: int,
     max_new_tokens: int,
     batch_size: int = 1,
+    temperature: float = 0.0,
+    seed: int = 0,
 ) -> list[Measured]:
-    """Decodes prompts greedily, several of one length at a time, each row at its own pace.
+    """Decodes prompts, several of one length at a time, each row at its own pace and with its own dice.
 
     Args:
         target (`PreTrainedModel`): The target.
@@ -65,7 +67,10 @@ def measure(
         steps (`int`): Tokens drafted per round.
         max_new_tokens (`int`): Length of the answers.
         batch_size (`int`): Prompts decoded at once.
+        temperature (`float`): 0 decodes greedily; above it, the target's whole law is sampled at this temperature.
+        seed (`int`): Of the dice. Neither the drafter nor the batch changes what a prompt's dice show.
     """
+    sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature else {"do_sample": False}
     config = RCSDConfig(steps=steps, on_drafter_error="raise")
     found: dict[int, Measured] = {}
     for indices in _batches([len(prompt) for prompt in prompts], batch_size):
@@ -75,7 +80,8 @@ def measure(
             attention_mask=torch.ones_like(ids),
             assistant_model=network,
             speculative_config=config,
-            do_sample=False,
+            row_seeds=[seed * 1_000_003 + index for index in indices],
+            **sampling,
             max_new_tokens=max_new_tokens,
             return_dict_in_generate=True,
         )

@@ -26,22 +26,12 @@ PLAN = Plan(
 ARMS = ["hass", "rcsd-dpo", "rcsd-grpo", "control"]
 
 
-@pytest.fixture
-def docs(tmp_path):
-    file = tmp_path / "docs.jsonl"
-    text = "The list is a sequence of objects, and a tuple is one that does not change. " * 4
-    file.write_text(
-        "".join(json.dumps({"id": f"page{number}", "text": text + str(number)}) + "\n" for number in range(90))
-    )
-    return file
-
-
-def test_everything_is_trained_measured_and_reported_and_then_not_again(tmp_path, docs):
+def test_everything_is_trained_measured_and_reported_and_then_not_again(tmp_path, corpus_file):
     pair, report, library = load_pair(), tmp_path / "rcsd", tmp_path / "library"
     library.mkdir()
     seen = []
     found = reproduce(
-        pair, docs, tmp_path / "out", report, PLAN, library=library, progress=lambda *each: seen.append(each)
+        pair, corpus_file, tmp_path / "out", report, PLAN, library=library, progress=lambda *each: seen.append(each)
     )
     parts = ["texts", "hass", "rcsd-dpo-0", "rcsd-grpo-0", "control-0", "measuring"]
     assert list(dict.fromkeys(part for part, *_ in seen)) == parts
@@ -58,8 +48,24 @@ def test_everything_is_trained_measured_and_reported_and_then_not_again(tmp_path
     texts = (tmp_path / "out" / "texts.jsonl").read_text()
     with (tmp_path / "out" / "texts.jsonl").open("a") as lines:
         lines.write("[1, 2")  # as a killed run may leave it
-    assert reproduce(pair, docs, tmp_path / "out", report, PLAN, library=library) == found
+    assert reproduce(pair, corpus_file, tmp_path / "out", report, PLAN, library=library) == found
     assert sizes == [len(log.read_text().splitlines()) for log in logs] == [2, 2, 2, 2]
     assert (tmp_path / "out" / "texts.jsonl").read_text() == texts
     with pytest.raises(InvalidConfigError, match="stage_steps 2, now 3"):
-        reproduce(pair, docs, tmp_path / "out", report, replace(PLAN, stage_steps=3, steps=(1,)), library=library)
+        reproduce(pair, corpus_file, tmp_path / "out", report, replace(PLAN, stage_steps=3, steps=(1,)), library=library)
+
+
+def test_hass_may_be_trained_on_what_the_target_did_not_write(tmp_path, corpus_file):
+    library, plan = tmp_path / "library", replace(PLAN, hass_on="corpus", stage_steps=2, steps=(1,))
+    library.mkdir()
+    pair = load_pair()
+    for each in (PLAN, plan):
+        reproduce(pair, corpus_file, tmp_path / each.hass_on, tmp_path / f"{each.hass_on}-report", each, library=library)
+    texts, weights = (
+        [(tmp_path / place / name).read_bytes() for place in ("target", "corpus")]
+        for name in ("texts.jsonl", "hass/model.safetensors")
+    )
+    assert texts[0] == texts[1]
+    assert weights[0] != weights[1]
+    with pytest.raises(InvalidConfigError, match="hass_on"):
+        Plan(hass_on="elsewhere")

@@ -56,6 +56,17 @@ def test_batches_measure_what_single_prompts_do():
     assert [list(each.text) for each in alone] == plain
 
 
+def test_sampled_prompts_have_dice_of_their_own():
+    target = small_target()
+    network = drafter_for(target, "eagle")
+    options = {"steps": 3, "max_new_tokens": 12, "temperature": 1.0}
+    alone = measure(target, network, PROMPTS, **options)
+    assert measure(target, network, PROMPTS, batch_size=2, **options) == alone
+    assert measure(target, network, PROMPTS[:1], **options) == alone[:1]
+    other = measure(target, network, PROMPTS, seed=1, **options)
+    assert all(first.text != second.text for first, second in zip(alone, other, strict=True))
+
+
 def test_the_report_has_the_names_that_are_read(tmp_path):
     target = small_target()
     drafters = {name: [drafter_for(target, "eagle", seed=seed)] for seed, name in enumerate(("hass", "control"))}

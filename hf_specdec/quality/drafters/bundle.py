@@ -25,7 +25,8 @@ from hf_specdec.drafters import DraftVocabulary
 from hf_specdec.files import write_at_once
 from hf_specdec.networks import AutoDrafter
 from hf_specdec.networks.export import export_drafter
-from hf_specdec.quality.drafters.reproduction import Plan, step_logger, windows
+from hf_specdec.quality.drafters.reproduction import Plan
+from hf_specdec.quality.drafters.workshop import step_logger, windows
 from hf_specdec.training.options import TrainingOptions
 from hf_specdec.training.recipes import RECIPES
 from hf_specdec.training.texts import Text

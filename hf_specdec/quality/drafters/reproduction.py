@@ -8,39 +8,28 @@ same arguments.
 from __future__ import annotations
 
 import argparse
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from hf_specdec.demo import corpus, tokenizer
 from hf_specdec.demo.pair import Pair, load_pair
 from hf_specdec.errors import InvalidConfigError
-from hf_specdec.files import mended_lines
-from hf_specdec.networks import AutoDrafter, DraftNetwork
-from hf_specdec.networks.export import export_drafter
+from hf_specdec.networks import DraftNetwork
 from hf_specdec.quality.drafters.comparison import compare, compare_drafters
 from hf_specdec.quality.drafters.report import write_report
-from hf_specdec.training.acceptance import measure
-from hf_specdec.training.kept import KeptFeatures
+from hf_specdec.quality.drafters.workshop import Show, Workshop, bars, history, keep_plan, target_texts, windows
 from hf_specdec.training.losses import KLLoss
-from hf_specdec.training.options import TrainingOptions
 from hf_specdec.training.rcsd import RCSDTraining
 from hf_specdec.training.recipes import RECIPES, Recipe, stages_of
-from hf_specdec.training.stages import train_in_stages
 from hf_specdec.training.texts import Text
-from hf_specdec.training.trainer import StepLog
 
 
-__all__ = ["Plan", "reproduce", "step_logger", "windows"]
-
-Show = Callable[[str, int, int], None]
+__all__ = ["Plan", "reproduce"]
 
 _MEASURED_ONLY = ("held_out", "measured_tokens", "steps", "seeds", "evaluate_every")  # drafters do not depend on them
 
@@ -51,6 +40,8 @@ class Plan:
 
     Args:
         texts (`int`): Texts to train on, of `prompt_tokens` of the corpus and `new_tokens` of the target.
+        hass_on (`str`): What HASS is trained on, `"target"`, the same texts as what goes on from it, or `"corpus"`, as much of
+            the corpus itself: a fixed data set that the target did not write.
         hass_steps, stage_steps (`int`): Optimiser steps of HASS, and of what goes on from it.
         hass_rate, stage_rate (`float`): Highest learning rates.
         held_out (`int`): Prompts that are measured, each continued by `measured_tokens`.
@@ -61,6 +52,7 @@ class Plan:
     texts: int = 2048
     prompt_tokens: int = 32
     new_tokens: int = 160
+    hass_on: str = "target"
     hass_steps: int = 3000
     hass_rate: float = 3e-3
     stage_steps: int = 500
@@ -71,6 +63,10 @@ class Plan:
     steps: tuple[int, ...] = (3, 4, 5, 6)
     seeds: tuple[int, ...] = (0, 1, 2)
     evaluate_every: int = 250
+
+    def __post_init__(self) -> None:
+        if self.hass_on not in ("target", "corpus"):
+            raise InvalidConfigError(f"hass_on must be 'target' or 'corpus', got {self.hass_on!r}")
 
 
 def reproduce(
@@ -101,21 +97,37 @@ def reproduce(
         [`InvalidConfigError`]: If `out` holds what was trained by another plan.
     """
     out.mkdir(parents=True, exist_ok=True)
-    _same_training(out / "plan.json", plan, options or RCSDTraining())
+    options = options or RCSDTraining()
+    keep_plan(
+        out / "plan.json",
+        {name: value for name, value in asdict(plan).items() if name not in _MEASURED_ONLY} | asdict(options),
+    )
     training, held_out = (tokenizer.encode_all(pair.tokenizer, side) for side in corpus.load(docs, library))
     prompts = windows(held_out, plan.held_out, plan.prompt_tokens)
-    asked = windows(training, plan.texts, plan.prompt_tokens)
-    texts = _texts(pair.target, asked, out / "texts.jsonl", plan, partial(progress, "texts"))
-    workshop = _Workshop(pair, texts, prompts, plan, progress)
-    hass = workshop.drafter(out / "hass", None, [RECIPES["hass"]], plan.hass_steps, plan.hass_rate, seed=0)
+    texts = target_texts(
+        pair.target, windows(training, plan.texts, plan.prompt_tokens), out / "texts.jsonl", new_tokens=plan.new_tokens,
+        progress=partial(progress, "texts"),
+    )  # fmt: skip
+    workshop = Workshop(
+        target=pair.target, prompts=prompts[::3], measured_tokens=plan.measured_tokens,
+        evaluate_every=plan.evaluate_every, batch_size=plan.batch_size, progress=progress,
+    )  # fmt: skip
+    hass_texts = texts
+    if plan.hass_on == "corpus":
+        pieces = windows(training, plan.texts, plan.prompt_tokens + plan.new_tokens)
+        hass_texts = [Text(tuple(piece), plan.prompt_tokens) for piece in pieces]
+    hass = workshop.drafter(
+        out / "hass", None, hass_texts, [RECIPES["hass"]], steps=plan.hass_steps, rate=plan.hass_rate, seed=0
+    )
     stages = {name: stages_of(name, options) for name in ("rcsd-dpo", "rcsd-grpo")}
     stages["control"] = [Recipe("eagle", KLLoss(), num_steps=6, detach=False)]
     drafters: dict[str, Sequence[DraftNetwork]] = {"hass": [hass]}
     for name, recipes in stages.items():
         drafters[name] = [
             workshop.drafter(
-                out / f"{name}-{seed}", out / "hass", recipes, plan.stage_steps, plan.stage_rate, seed=seed
-            )
+                out / f"{name}-{seed}", out / "hass", texts, recipes, steps=plan.stage_steps, rate=plan.stage_rate,
+                seed=seed,
+            )  # fmt: skip
             for seed in plan.seeds
         ]
     arms = compare_drafters(
@@ -123,153 +135,9 @@ def reproduce(
         progress=partial(progress, "measuring"),
     )  # fmt: skip
     found = compare(arms, baseline="hass", control="control")
-    about = {"seeds": list(plan.seeds), "plan": asdict(plan), "rcsd": asdict(options or RCSDTraining())}
-    write_report(report, found, model="demo", dataset="pydocs", about={**about, "hass_history": _history(out / "hass")})
+    about = {"seeds": list(plan.seeds), "plan": asdict(plan), "rcsd": asdict(options)}
+    write_report(report, found, model="demo", dataset="pydocs", about={**about, "hass_history": history(out / "hass")})
     return found
-
-
-def _same_training(file: Path, plan: Plan, options: RCSDTraining) -> None:
-    """Keeps what the folder's texts and drafters depend on, and refuses to go on with anything else."""
-    asked = {name: value for name, value in asdict(plan).items() if name not in _MEASURED_ONLY} | asdict(options)
-    asked = json.loads(json.dumps(asked))
-    known = json.loads(file.read_text()) if file.exists() else asked
-    if known != asked:
-        changed = [f"{name} {known.get(name)}, now {asked[name]}" for name in asked if known.get(name) != asked[name]]
-        raise InvalidConfigError(
-            f"{file.parent} was trained with {'; '.join(changed)}: go on with the same plan, or write to another folder"
-        )
-    file.write_text(json.dumps(asked, indent=1) + "\n")
-
-
-@dataclass
-class _Workshop:
-    """What every training run shares."""
-
-    pair: Pair
-    texts: list[Text]
-    prompts: list[list[int]]
-    plan: Plan
-    progress: Show
-
-    def __post_init__(self) -> None:
-        self.kept = KeptFeatures()
-
-    def drafter(
-        self, folder: Path, start: Path | None, recipes: Sequence[Recipe], steps: int, rate: float, seed: int
-    ) -> DraftNetwork:
-        """The drafter of a folder, trained if it is not there."""
-        target = self.pair.target
-        folder.mkdir(exist_ok=True)
-        if (folder / "config.json").exists():
-            return AutoDrafter.from_pretrained(folder, target=target)
-        if start is None:
-            with torch.random.fork_rng():
-                torch.manual_seed(seed)
-                network = AutoDrafter.from_target(target, recipes[0].family, dtype=torch.float32)
-        else:
-            network = AutoDrafter.from_pretrained(start, target=target, dtype=torch.float32)
-        options = TrainingOptions(
-            max_steps=steps,
-            batch_size=self.plan.batch_size,
-            micro_batch_size=self.plan.batch_size,
-            learning_rate=rate,
-            warmup=0.03,
-            eval_every=self.plan.evaluate_every,
-            save_every=100,
-            seed=seed,
-        )
-        train_in_stages(
-            target,
-            network,
-            self.texts,
-            recipes,
-            options,
-            out=folder,
-            resume=True,
-            observer=self.kept,
-            evaluate=lambda: self._tau(network),
-            on_step=step_logger(folder / "log.jsonl", lambda log: self.progress(folder.name, log.step, steps)),
-        )
-        export_drafter(network, folder)
-        return network
-
-    def _tau(self, network: DraftNetwork) -> dict[str, float]:
-        """The acceptance length of some prompts, in the middle of training."""
-        found = measure(
-            self.pair.target,
-            network,
-            self.prompts[::3],
-            steps=3,
-            max_new_tokens=self.plan.measured_tokens,
-            batch_size=32,
-        )
-        return {"tau": sum(each.tau for each in found) / len(found)}
-
-
-def windows(ids: torch.Tensor, count: int, length: int) -> list[list[int]]:
-    """Evenly spread windows of a corpus."""
-    starts = torch.linspace(0, len(ids) - length, count).long().tolist()
-    return [ids[start : start + length].tolist() for start in starts]
-
-
-@torch.no_grad()
-def _texts(
-    target: Any,
-    prompts: list[list[int]],
-    file: Path,
-    plan: Plan,
-    progress: Callable[[int, int], None],
-    batch_size: int = 128,
-) -> list[Text]:
-    """The target's greedy texts, written down as they come; a text ends with its end token."""
-    rows = [json.loads(line) for line in mended_lines(file)]
-    end = target.generation_config.eos_token_id
-    with file.open("a") as lines:
-        for first in range(len(rows), len(prompts), batch_size):
-            ids = torch.tensor(prompts[first : first + batch_size])
-            found = target.generate(
-                input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=plan.new_tokens, do_sample=False
-            )
-            for row in found.tolist():
-                answer = row[plan.prompt_tokens :]
-                kept = answer[: answer.index(end) + 1] if end in answer else answer
-                rows.append(row[: plan.prompt_tokens] + kept)
-                lines.write(json.dumps(rows[-1]) + "\n")
-            lines.flush()
-            progress(len(rows), len(prompts))
-    return [Text(tuple(row), plan.prompt_tokens) for row in rows]
-
-
-def step_logger(file: Path, show: Callable[[StepLog], None] = lambda log: None) -> Callable[[StepLog], None]:
-    """Writes a line for each step, and shows it. Half a line that a killed run left is taken away first."""
-    mended_lines(file)
-
-    def write(log: StepLog) -> None:
-        with file.open("a") as lines:
-            lines.write(json.dumps(asdict(log)) + "\n")
-        show(log)
-
-    return write
-
-
-def _history(folder: Path) -> list[dict[str, float]]:
-    """Step and tau of every evaluation of a run, which show its plateau."""
-    file = folder / "log.jsonl"
-    logs = [json.loads(line) for line in file.read_text().splitlines()]
-    latest = {log["step"]: log for log in logs}  # a killed run repeats the steps since its checkpoint
-    return [{"step": step, **log["evaluation"]} for step, log in sorted(latest.items()) if log["evaluation"]]
-
-
-def _bars(bars: Progress) -> Show:
-    """A bar for each part, from when it begins."""
-    known: dict[str, TaskID] = {}
-
-    def show(part: str, done: int, total: int) -> None:
-        if part not in known:
-            known[part] = bars.add_task(part, total=total)
-        bars.update(known[part], completed=done, total=total)
-
-    return show
 
 
 def _main() -> None:
@@ -278,7 +146,7 @@ def _main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder of texts, checkpoints and drafters")
     parser.add_argument("--report", type=Path, default=Path("docs/results/rcsd"), help="the report, without an ending")
     parser.add_argument("--threads", type=int, default=1)
-    numbers = {name: value for name, value in asdict(Plan()).items() if isinstance(value, int | float)}
+    numbers = {name: value for name, value in asdict(Plan()).items() if isinstance(value, int | float | str)}
     for name, value in numbers.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value)
     parser.add_argument("--recorded-texts", type=int, help="texts that DPO records each time")
@@ -286,8 +154,8 @@ def _main() -> None:
     given = vars(parser.parse_args())
     torch.set_num_threads(given["threads"])
     plan = Plan(seeds=tuple(given["seeds"]), **{name: given[name] for name in numbers})
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bars:
+    shown, show = bars()
+    with shown:
         reproduce(
             load_pair(),
             given["docs"],
@@ -295,7 +163,7 @@ def _main() -> None:
             given["report"],
             plan,
             options=RCSDTraining(recorded_texts=given["recorded_texts"]),
-            progress=_bars(bars),
+            progress=show,
         )
 
 

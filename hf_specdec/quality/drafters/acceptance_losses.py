@@ -1,0 +1,221 @@
+"""Acceptance-aware losses side by side: `python -m hf_specdec.quality.drafters.acceptance_losses --docs docs.jsonl --out FOLDER`.
+
+A trained HASS drafter of the bundled demo target goes on with each loss, for the same number of tokens and with each seed: once
+on texts that the target wrote greedily, once on texts that it sampled at temperature 1. Those of the first kind are measured
+greedily, those of the second at temperature 1, on prompts of held-out documents. A killed run continues when started again with
+the same arguments.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from hf_specdec.bench.report import versions
+from hf_specdec.demo import corpus, tokenizer
+from hf_specdec.demo.pair import Pair, load_pair
+from hf_specdec.files import write_at_once
+from hf_specdec.networks import AutoDrafter, DraftNetwork
+from hf_specdec.quality.drafters.bundle import BUNDLED
+from hf_specdec.quality.drafters.workshop import Show, Workshop, bars, keep_plan, target_texts, windows
+from hf_specdec.quality.statistics import bootstrap_mean, paired_difference
+from hf_specdec.training.acceptance import measure
+from hf_specdec.training.recipes import Recipe, stages_of
+
+
+__all__ = ["MODES", "LossPlan", "compare_losses"]
+
+BASELINE = "kl"
+# How texts are written and drafters are measured, and the losses that are for such texts: GRPO's windows are judged by greedy
+# verification against greedy texts.
+MODES = {
+    "greedy": (0.0, (BASELINE, "eal", "wtv", "vat", "eal+grpo", "wtv+grpo")),
+    "sampled": (1.0, (BASELINE, "eal", "wtv", "vat")),
+}
+_MEASURED_ONLY = ("held_out", "measured_tokens", "draft_length", "seeds")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossPlan:
+    """How much of everything.
+
+    Args:
+        texts (`int`): Texts to train on in each mode, of `prompt_tokens` of the corpus and `new_tokens` of the target.
+        steps (`int`): Optimiser steps of each drafter.
+        rate (`float`): Highest learning rate.
+        held_out (`int`): Prompts that are measured, each continued by `measured_tokens`.
+        draft_length (`int`): Drafts per round that are measured.
+        seeds (`tuple[int, ...]`): Seeds of the training.
+    """
+
+    texts: int = 2048
+    prompt_tokens: int = 32
+    new_tokens: int = 160
+    steps: int = 200
+    rate: float = 3e-4
+    batch_size: int = 8
+    held_out: int = 96
+    measured_tokens: int = 128
+    draft_length: int = 5
+    seeds: tuple[int, ...] = (0, 1, 2)
+
+
+def compare_losses(
+    pair: Pair,
+    docs: Path,
+    start: Path,
+    out: Path,
+    report: Path,
+    plan: LossPlan,
+    *,
+    library: Path | None = None,
+    progress: Show = lambda part, done, total: None,
+) -> dict[str, Any]:
+    """Trains what is not trained yet, measures everything, and writes the report.
+
+    Args:
+        pair ([`Pair`]): The demo pair; its target is used.
+        docs (`Path`): JSON lines with the fields `id` and `text`, as for `hf_specdec.demo.build`.
+        start (`Path`): The drafter that all go on from, of the EAGLE-1 family.
+        out (`Path`): Folder of texts, checkpoints and drafters.
+        report (`Path`): The report's path without an ending.
+        plan ([`LossPlan`]): How much of everything.
+        library (`Path`, *optional*): Folder whose docstrings are read; the standard library by default.
+        progress (`Callable[[str, int, int], None]`, *optional*): Called with the name of a part, what is done of it, and all
+            there is of it.
+
+    Returns:
+        `dict`: By mode and loss, `start` among them: `tau` with its 95 % `interval` over prompts (of the means over seeds), the
+        `gain` over `kl` in percent, and the paired `difference` from it in tokens per round.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    keep_plan(out / "plan.json", {name: value for name, value in asdict(plan).items() if name not in _MEASURED_ONLY})
+    training, held_out = (tokenizer.encode_all(pair.tokenizer, side) for side in corpus.load(docs, library))
+    prompts = windows(held_out, plan.held_out, plan.prompt_tokens)
+    asked = _between(windows(training, 2 * plan.texts, plan.prompt_tokens))
+    first = AutoDrafter.from_pretrained(start, target=pair.target, dtype=torch.float32)
+    found: dict[str, Any] = {}
+    for mode, (temperature, losses) in MODES.items():
+        texts = target_texts(
+            pair.target, asked, out / f"{mode}.jsonl", new_tokens=plan.new_tokens, temperature=temperature,
+            progress=partial(progress, f"{mode} texts"),
+        )  # fmt: skip
+        workshop = Workshop(target=pair.target, batch_size=plan.batch_size, progress=progress)
+        drafters = {"start": [first]} | {
+            loss: [
+                workshop.drafter(
+                    out / f"{mode}-{loss}-{seed}", start, texts, _on_eagle(loss), steps=plan.steps, rate=plan.rate,
+                    seed=seed,
+                )  # fmt: skip
+                for seed in plan.seeds
+            ]
+            for loss in losses
+        }
+        found[mode] = _measured(
+            pair.target, drafters, prompts, plan, temperature, partial(progress, f"{mode} measuring")
+        )
+    _write(report, found, plan)
+    return found
+
+
+def _between(pieces: list[list[int]]) -> list[list[int]]:
+    """Every other window, so that they are not those that the drafter to go on from was trained on."""
+    return pieces[1::2]
+
+
+def _on_eagle(loss: str) -> list[Recipe]:
+    """The recipe's stages on a network of the EAGLE-1 family, with as many drafts in each."""
+    return [replace(each, family="eagle", num_steps=5) for each in stages_of(loss)]
+
+
+def _measured(
+    target: Any,
+    drafters: Mapping[str, list[DraftNetwork]],
+    prompts: list[list[int]],
+    plan: LossPlan,
+    temperature: float,
+    progress: Any,
+) -> dict[str, dict[str, Any]]:
+    lengths, done = {}, 0
+    total = sum(map(len, drafters.values()))
+    for name, networks in drafters.items():
+        runs = []
+        for network in networks:
+            results = measure(
+                target, network, prompts, steps=plan.draft_length, max_new_tokens=plan.measured_tokens, batch_size=32,
+                temperature=temperature,
+            )  # fmt: skip
+            runs.append([each.tau for each in results])
+            done += 1
+            progress(done, total)
+        lengths[name] = np.mean(runs, axis=0)
+    reference = lengths[BASELINE]
+    return {
+        name: {
+            "tau": float(each.mean()),
+            "interval": asdict(bootstrap_mean(each)),
+            "gain": 100.0 * (float(each.mean()) / float(reference.mean()) - 1.0),
+            "difference": asdict(paired_difference(each, reference)),
+        }
+        for name, each in lengths.items()
+    }
+
+
+def _write(path: Path, found: Mapping[str, Any], plan: LossPlan) -> None:
+    content = {
+        "summary": {"demo": {mode: {name: row["tau"] for name, row in rows.items()} for mode, rows in found.items()}},
+        "seeds": list(plan.seeds),
+        "plan": asdict(plan),
+        "found": found,
+        "versions": versions(),
+    }
+    write_at_once(path.with_name(path.name + ".json"), (json.dumps(content, indent=1) + "\n").encode())
+    lines = [
+        "# Acceptance-aware losses",
+        "",
+        f"demo, pydocs, {plan.draft_length} drafts per round, {plan.held_out} prompts, seeds {list(plan.seeds)}. Tokens per round "
+        f"after {plan.steps} steps of {plan.batch_size} texts from a HASS drafter (`start`), 95 % intervals over prompts; in "
+        f"brackets the paired difference from `{BASELINE}`.",
+    ]
+    for mode, rows in found.items():
+        lines += ["", f"## {mode}", "", "| loss | tau | gain |", "|---|---:|---:|"]
+        for name, row in rows.items():
+            interval, difference = row["interval"], row["difference"]
+            lines.append(
+                f"| {name} | {row['tau']:.3f} [{interval['low']:.3f}, {interval['high']:.3f}] | {row['gain']:+.1f} % "
+                f"({difference['mean']:+.3f} [{difference['low']:+.3f}, {difference['high']:+.3f}]) |"
+            )
+    write_at_once(path.with_name(path.name + ".md"), ("\n".join(lines) + "\n").encode())
+
+
+def _main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--docs", type=Path, required=True, help="JSON lines with the fields id and text")
+    parser.add_argument("--start", type=Path, default=BUNDLED / "hass", help="a trained HASS drafter; the bundled one by default")
+    parser.add_argument("--out", type=Path, required=True, help="folder of texts, checkpoints and drafters")
+    parser.add_argument("--report", type=Path, default=Path("docs/results/acceptance_losses"), help="without an ending")
+    parser.add_argument("--threads", type=int, default=1)
+    numbers = {name: value for name, value in asdict(LossPlan()).items() if isinstance(value, int | float)}
+    for name, value in numbers.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value)
+    parser.add_argument("--seeds", type=int, nargs="+", default=list(LossPlan().seeds))
+    given = vars(parser.parse_args())
+    torch.set_num_threads(given["threads"])
+    plan = LossPlan(seeds=tuple(given["seeds"]), **{name: given[name] for name in numbers})
+    shown, show = bars()
+    with shown:
+        compare_losses(
+            load_pair(), given["docs"], given["start"], given["out"], given["report"], plan, progress=show
+        )  # fmt: skip
+
+
+if __name__ == "__main__":
+    _main()

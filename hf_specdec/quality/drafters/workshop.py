@@ -1,0 +1,215 @@
+"""What the experiments on the demo target share: the target's texts, and drafters that are trained once and then loaded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from hf_specdec.errors import InvalidConfigError
+from hf_specdec.files import mended_lines
+from hf_specdec.networks import AutoDrafter, DraftNetwork
+from hf_specdec.networks.export import export_drafter
+from hf_specdec.training.acceptance import measure
+from hf_specdec.training.kept import KeptFeatures
+from hf_specdec.training.options import TrainingOptions
+from hf_specdec.training.recipes import Recipe
+from hf_specdec.training.stages import train_in_stages
+from hf_specdec.training.texts import Text
+from hf_specdec.training.trainer import StepLog
+
+
+__all__ = ["Show", "Workshop", "bars", "history", "keep_plan", "step_logger", "target_texts", "windows"]
+
+Show = Callable[[str, int, int], None]  # the name of a part, what is done of it, and all there is of it
+
+
+@dataclass(kw_only=True)
+class Workshop:
+    """Trains drafters, unless their folders hold them already.
+
+    Args:
+        target (`PreTrainedModel`): The target.
+        batch_size (`int`): Texts of an optimiser step.
+        progress (`Callable[[str, int, int], None]`): Called after every step.
+        prompts (`list[list[int]]`): Prompts whose acceptance length is measured in the middle of training; none by default.
+        measured_tokens (`int`): How far each is continued.
+        evaluate_every (`int`): Steps between measurements.
+    """
+
+    target: Any
+    batch_size: int
+    progress: Show
+    prompts: list[list[int]] = field(default_factory=list)
+    measured_tokens: int = 128
+    evaluate_every: int = 250
+    kept: KeptFeatures = field(default_factory=KeptFeatures)
+
+    def drafter(
+        self,
+        folder: Path,
+        start: Path | None,
+        texts: Sequence[Text],
+        recipes: Sequence[Recipe],
+        *,
+        steps: int,
+        rate: float,
+        seed: int,
+    ) -> DraftNetwork:
+        """The drafter of a folder, trained if it is not there.
+
+        Args:
+            folder (`Path`): Receives checkpoints, `log.jsonl` and the drafter.
+            start (`Path`, *optional*): The drafter to go on from; a new one otherwise.
+            texts (`Sequence[Text]`): Texts that the target wrote.
+            recipes (`Sequence[Recipe]`): The stages.
+            steps (`int`): Optimiser steps of all stages together.
+            rate (`float`): Highest learning rate.
+            seed (`int`): Of the order of texts, and of a new drafter's weights.
+        """
+        folder.mkdir(exist_ok=True)
+        if (folder / "config.json").exists():
+            return AutoDrafter.from_pretrained(folder, target=self.target)
+        if start is None:
+            with torch.random.fork_rng():
+                torch.manual_seed(seed)
+                network = AutoDrafter.from_target(self.target, recipes[0].family, dtype=torch.float32)
+        else:
+            network = AutoDrafter.from_pretrained(start, target=self.target, dtype=torch.float32)
+        options = TrainingOptions(
+            max_steps=steps,
+            batch_size=self.batch_size,
+            micro_batch_size=self.batch_size,
+            learning_rate=rate,
+            warmup=0.03,
+            eval_every=self.evaluate_every,
+            save_every=100,
+            seed=seed,
+        )
+        train_in_stages(
+            self.target,
+            network,
+            texts,
+            recipes,
+            options,
+            out=folder,
+            resume=True,
+            observer=self.kept,
+            evaluate=(lambda: self._tau(network)) if self.prompts else None,
+            on_step=step_logger(folder / "log.jsonl", lambda log: self.progress(folder.name, log.step, steps)),
+        )
+        export_drafter(network, folder)
+        return network
+
+    def _tau(self, network: DraftNetwork) -> dict[str, float]:
+        options = {"steps": 3, "max_new_tokens": self.measured_tokens, "batch_size": 32}
+        found = measure(self.target, network, self.prompts, **options)
+        return {"tau": sum(each.tau for each in found) / len(found)}
+
+
+def keep_plan(file: Path, asked: dict[str, Any]) -> None:
+    """Keeps what a folder's texts and drafters depend on, and refuses to go on with anything else.
+
+    Args:
+        file (`Path`): Where it stands.
+        asked (`dict`): What is asked for now.
+
+    Raises:
+        [`InvalidConfigError`]: If the folder holds what was trained by another plan.
+    """
+    asked = json.loads(json.dumps(asked))
+    known = json.loads(file.read_text()) if file.exists() else asked
+    if known != asked:
+        changed = [f"{name} {known.get(name)}, now {asked[name]}" for name in asked if known.get(name) != asked[name]]
+        raise InvalidConfigError(
+            f"{file.parent} was trained with {'; '.join(changed)}: go on with the same plan, or write to another folder"
+        )
+    file.write_text(json.dumps(asked, indent=1) + "\n")
+
+
+def windows(ids: torch.Tensor, count: int, length: int) -> list[list[int]]:
+    """Evenly spread windows of a corpus."""
+    starts = torch.linspace(0, len(ids) - length, count).long().tolist()
+    return [ids[start : start + length].tolist() for start in starts]
+
+
+@torch.no_grad()
+def target_texts(
+    target: Any,
+    prompts: Sequence[Sequence[int]],
+    file: Path,
+    *,
+    new_tokens: int,
+    progress: Callable[[int, int], None],
+    temperature: float = 0.0,
+    batch_size: int = 128,
+) -> list[Text]:
+    """The target's continuations, written down as they come; a text ends with its end token.
+
+    Args:
+        target (`PreTrainedModel`): The target.
+        prompts (`Sequence[Sequence[int]]`): Token ids, all of one length.
+        file (`Path`): JSON lines of token ids; what is there is not written again.
+        new_tokens (`int`): Longest continuation.
+        progress (`Callable[[int, int], None]`): Called with the number of texts so far and of all.
+        temperature (`float`): 0 decodes greedily; above it, the whole law is sampled, each batch with dice of its own.
+        batch_size (`int`): Texts decoded at once.
+    """
+    rows = [json.loads(line) for line in mended_lines(file)]
+    width, end = len(prompts[0]), target.generation_config.eos_token_id
+    sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature else {"do_sample": False}
+    with file.open("a") as lines:
+        for first in range(len(rows), len(prompts), batch_size):
+            ids = torch.tensor([list(prompt) for prompt in prompts[first : first + batch_size]])
+            with torch.random.fork_rng():
+                torch.manual_seed(first)
+                found = target.generate(
+                    input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=new_tokens, **sampling
+                )
+            for row in found.tolist():
+                answer = row[width:]
+                kept = answer[: answer.index(end) + 1] if end in answer else answer
+                rows.append(row[:width] + kept)
+                lines.write(json.dumps(rows[-1]) + "\n")
+            lines.flush()
+            progress(len(rows), len(prompts))
+    return [Text(tuple(row), width) for row in rows]
+
+
+def step_logger(file: Path, show: Callable[[StepLog], None] = lambda log: None) -> Callable[[StepLog], None]:
+    """Writes a line for each step, and shows it. Half a line that a killed run left is taken away first."""
+    mended_lines(file)
+
+    def write(log: StepLog) -> None:
+        with file.open("a") as lines:
+            lines.write(json.dumps(asdict(log)) + "\n")
+        show(log)
+
+    return write
+
+
+def history(folder: Path) -> list[dict[str, float]]:
+    """Step and tau of every evaluation of a run, which show its plateau."""
+    logs = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    latest = {log["step"]: log for log in logs}  # a killed run repeats the steps since its checkpoint
+    return [{"step": step, **log["evaluation"]} for step, log in sorted(latest.items()) if log["evaluation"]]
+
+
+def bars() -> tuple[Progress, Show]:
+    """Bars on the terminal, one for each part from when it begins; and what moves them."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    shown = Progress(*columns, console=Console(stderr=True))
+    known: dict[str, TaskID] = {}
+
+    def show(part: str, done: int, total: int) -> None:
+        if part not in known:
+            known[part] = shown.add_task(part, total=total)
+        shown.update(known[part], completed=done, total=total)
+
+    return shown, show
