@@ -9,25 +9,20 @@ the same arguments.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
-from hf_specdec.bench.report import versions
 from hf_specdec.demo import corpus, tokenizer
 from hf_specdec.demo.pair import Pair, load_pair
-from hf_specdec.files import write_at_once
-from hf_specdec.networks import AutoDrafter, DraftNetwork
+from hf_specdec.networks import AutoDrafter
 from hf_specdec.quality.drafters.bundle import BUNDLED
-from hf_specdec.quality.drafters.workshop import Show, Workshop, bars, keep_plan, target_texts, windows
-from hf_specdec.quality.statistics import bootstrap_mean, paired_difference
-from hf_specdec.training.acceptance import measure
+from hf_specdec.quality.drafters.tau import compare_tau, gain_cell, tau_cell, write_tables
+from hf_specdec.quality.drafters.workshop import Show, Workshop, add_plan, bars, keep_plan, plan_from, target_texts, windows
 from hf_specdec.training.recipes import Recipe, stages_of
 
 
@@ -93,14 +88,14 @@ def compare_losses(
             there is of it.
 
     Returns:
-        `dict`: By mode and loss, `start` among them: `tau` with its 95 % `interval` over prompts (of the means over seeds), the
-        `gain` over `kl` in percent, and the paired `difference` from it in tokens per round.
+        `dict`: By mode, what [`compare_tau`] says of each loss and of `start`, relative to `kl`.
     """
     out.mkdir(parents=True, exist_ok=True)
     keep_plan(out / "plan.json", {name: value for name, value in asdict(plan).items() if name not in _MEASURED_ONLY})
     training, held_out = (tokenizer.encode_all(pair.tokenizer, side) for side in corpus.load(docs, library))
     prompts = windows(held_out, plan.held_out, plan.prompt_tokens)
-    asked = _between(windows(training, 2 * plan.texts, plan.prompt_tokens))
+    # Every other window, so that they are not those that the drafter to go on from was trained on.
+    asked = windows(training, 2 * plan.texts, plan.prompt_tokens)[1::2]
     first = AutoDrafter.from_pretrained(start, target=pair.target, dtype=torch.float32)
     found: dict[str, Any] = {}
     for mode, (temperature, losses) in MODES.items():
@@ -119,16 +114,12 @@ def compare_losses(
             ]
             for loss in losses
         }
-        found[mode] = _measured(
-            pair.target, drafters, prompts, plan, temperature, partial(progress, f"{mode} measuring")
-        )
+        found[mode] = compare_tau(
+            pair.target, drafters, prompts, baseline=BASELINE, steps=plan.draft_length, temperature=temperature,
+            max_new_tokens=plan.measured_tokens, progress=partial(progress, f"{mode} measuring"),
+        )  # fmt: skip
     _write(report, found, plan)
     return found
-
-
-def _between(pieces: list[list[int]]) -> list[list[int]]:
-    """Every other window, so that they are not those that the drafter to go on from was trained on."""
-    return pieces[1::2]
 
 
 def _on_eagle(loss: str) -> list[Recipe]:
@@ -136,48 +127,7 @@ def _on_eagle(loss: str) -> list[Recipe]:
     return [replace(each, family="eagle", num_steps=5) for each in stages_of(loss)]
 
 
-def _measured(
-    target: Any,
-    drafters: Mapping[str, list[DraftNetwork]],
-    prompts: list[list[int]],
-    plan: LossPlan,
-    temperature: float,
-    progress: Any,
-) -> dict[str, dict[str, Any]]:
-    lengths, done = {}, 0
-    total = sum(map(len, drafters.values()))
-    for name, networks in drafters.items():
-        runs = []
-        for network in networks:
-            results = measure(
-                target, network, prompts, steps=plan.draft_length, max_new_tokens=plan.measured_tokens, batch_size=32,
-                temperature=temperature,
-            )  # fmt: skip
-            runs.append([each.tau for each in results])
-            done += 1
-            progress(done, total)
-        lengths[name] = np.mean(runs, axis=0)
-    reference = lengths[BASELINE]
-    return {
-        name: {
-            "tau": float(each.mean()),
-            "interval": asdict(bootstrap_mean(each)),
-            "gain": 100.0 * (float(each.mean()) / float(reference.mean()) - 1.0),
-            "difference": asdict(paired_difference(each, reference)),
-        }
-        for name, each in lengths.items()
-    }
-
-
 def _write(path: Path, found: Mapping[str, Any], plan: LossPlan) -> None:
-    content = {
-        "summary": {"demo": {mode: {name: row["tau"] for name, row in rows.items()} for mode, rows in found.items()}},
-        "seeds": list(plan.seeds),
-        "plan": asdict(plan),
-        "found": found,
-        "versions": versions(),
-    }
-    write_at_once(path.with_name(path.name + ".json"), (json.dumps(content, indent=1) + "\n").encode())
     lines = [
         "# Acceptance-aware losses",
         "",
@@ -187,13 +137,8 @@ def _write(path: Path, found: Mapping[str, Any], plan: LossPlan) -> None:
     ]
     for mode, rows in found.items():
         lines += ["", f"## {mode}", "", "| loss | tau | gain |", "|---|---:|---:|"]
-        for name, row in rows.items():
-            interval, difference = row["interval"], row["difference"]
-            lines.append(
-                f"| {name} | {row['tau']:.3f} [{interval['low']:.3f}, {interval['high']:.3f}] | {row['gain']:+.1f} % "
-                f"({difference['mean']:+.3f} [{difference['low']:+.3f}, {difference['high']:+.3f}]) |"
-            )
-    write_at_once(path.with_name(path.name + ".md"), ("\n".join(lines) + "\n").encode())
+        lines += [f"| {name} | {tau_cell(row)} | {gain_cell(row)} |" for name, row in rows.items()]
+    write_tables(path, found, plan, lines)
 
 
 def _main() -> None:
@@ -203,18 +148,20 @@ def _main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder of texts, checkpoints and drafters")
     parser.add_argument("--report", type=Path, default=Path("docs/results/acceptance_losses"), help="without an ending")
     parser.add_argument("--threads", type=int, default=1)
-    numbers = {name: value for name, value in asdict(LossPlan()).items() if isinstance(value, int | float)}
-    for name, value in numbers.items():
-        parser.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value)
-    parser.add_argument("--seeds", type=int, nargs="+", default=list(LossPlan().seeds))
+    add_plan(parser, LossPlan())
     given = vars(parser.parse_args())
     torch.set_num_threads(given["threads"])
-    plan = LossPlan(seeds=tuple(given["seeds"]), **{name: given[name] for name in numbers})
     shown, show = bars()
     with shown:
         compare_losses(
-            load_pair(), given["docs"], given["start"], given["out"], given["report"], plan, progress=show
-        )  # fmt: skip
+            load_pair(),
+            given["docs"],
+            given["start"],
+            given["out"],
+            given["report"],
+            plan_from(given, LossPlan()),
+            progress=show,
+        )
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from hf_specdec.errors import InvalidConfigError
 from hf_specdec.networks import DraftNetwork
 from hf_specdec.quality.drafters.comparison import compare, compare_drafters
 from hf_specdec.quality.drafters.report import write_report
-from hf_specdec.quality.drafters.workshop import Show, Workshop, bars, history, keep_plan, target_texts, windows
+from hf_specdec.quality.drafters.workshop import Show, Workshop, add_plan, bars, history, keep_plan, plan_from, target_texts, windows
 from hf_specdec.training.losses import KLLoss
 from hf_specdec.training.rcsd import RCSDTraining
 from hf_specdec.training.recipes import RECIPES, Recipe, stages_of
@@ -146,14 +146,10 @@ def _main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder of texts, checkpoints and drafters")
     parser.add_argument("--report", type=Path, default=Path("docs/results/rcsd"), help="the report, without an ending")
     parser.add_argument("--threads", type=int, default=1)
-    numbers = {name: value for name, value in asdict(Plan()).items() if isinstance(value, int | float | str)}
-    for name, value in numbers.items():
-        parser.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value)
+    add_plan(parser, Plan())
     parser.add_argument("--recorded-texts", type=int, help="texts that DPO records each time")
-    parser.add_argument("--seeds", type=int, nargs="+", default=list(Plan().seeds))
     given = vars(parser.parse_args())
     torch.set_num_threads(given["threads"])
-    plan = Plan(seeds=tuple(given["seeds"]), **{name: given[name] for name in numbers})
     shown, show = bars()
     with shown:
         reproduce(
@@ -161,7 +157,7 @@ def _main() -> None:
             given["docs"],
             given["out"],
             given["report"],
-            plan,
+            plan_from(given, Plan()),
             options=RCSDTraining(recorded_texts=given["recorded_texts"]),
             progress=show,
         )

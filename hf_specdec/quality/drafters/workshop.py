@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,18 @@ from hf_specdec.training.texts import Text
 from hf_specdec.training.trainer import StepLog
 
 
-__all__ = ["Show", "Workshop", "bars", "history", "keep_plan", "step_logger", "target_texts", "windows"]
+__all__ = [
+    "Show",
+    "Workshop",
+    "add_plan",
+    "bars",
+    "history",
+    "keep_plan",
+    "plan_from",
+    "step_logger",
+    "target_texts",
+    "windows",
+]
 
 Show = Callable[[str, int, int], None]  # the name of a part, what is done of it, and all there is of it
 
@@ -111,6 +123,25 @@ class Workshop:
         options = {"steps": 3, "max_new_tokens": self.measured_tokens, "batch_size": 32}
         found = measure(self.target, network, self.prompts, **options)
         return {"tau": sum(each.tau for each in found) / len(found)}
+
+
+def add_plan(parser: argparse.ArgumentParser, plan: Any) -> None:
+    """An option for each number, word and seed of a plan, with its value as default.
+
+    Args:
+        parser (`argparse.ArgumentParser`): Receives them.
+        plan (`Any`): A frozen dataclass with a field `seeds`.
+    """
+    for name, value in asdict(plan).items():
+        if isinstance(value, int | float | str):
+            parser.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value)
+    parser.add_argument("--seeds", type=int, nargs="+", default=list(plan.seeds))
+
+
+def plan_from(given: Mapping[str, Any], plan: Any) -> Any:
+    """The plan that the options of [`add_plan`] ask for."""
+    known = {name: given[name] for name in asdict(plan) if name in given}
+    return replace(plan, **known | {"seeds": tuple(given["seeds"])})
 
 
 def keep_plan(file: Path, asked: dict[str, Any]) -> None:

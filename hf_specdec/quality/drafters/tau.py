@@ -1,0 +1,103 @@
+"""Tokens per round of several drafters on the same prompts, relative to one of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hf_specdec.bench.report import versions
+from hf_specdec.files import write_at_once
+from hf_specdec.networks import DraftNetwork
+from hf_specdec.quality.statistics import bootstrap_mean, paired_difference
+from hf_specdec.training.acceptance import measure
+
+
+__all__ = ["compare_tau", "gain_cell", "tau_cell", "write_tables"]
+
+
+def compare_tau(
+    target: Any,
+    drafters: Mapping[str, Sequence[DraftNetwork]],
+    prompts: Sequence[Sequence[int]],
+    *,
+    baseline: str,
+    steps: int,
+    max_new_tokens: int,
+    temperature: float = 0.0,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> dict[str, dict[str, Any]]:
+    """Decodes every prompt with every drafter.
+
+    Args:
+        target (`PreTrainedModel`): The target.
+        drafters (`Mapping[str, Sequence[DraftNetwork]]`): By name, the drafters of all seeds.
+        prompts (`Sequence[Sequence[int]]`): Token ids.
+        baseline (`str`): The drafter that the others are compared with.
+        steps (`int`): Drafts per round.
+        max_new_tokens (`int`): Length of the answers.
+        temperature (`float`): 0 decodes greedily.
+        progress (`Callable[[int, int], None]`, *optional*): Called with the number of drafters so far and of all.
+
+    Returns:
+        `dict`: By name: `tau` with its 95 % `interval` over prompts (of the means over seeds), the `gain` over the baseline in
+        percent, and the paired `difference` from it in tokens per round.
+    """
+    lengths: dict[str, NDArray[np.float64]] = {}
+    done, total = 0, sum(map(len, drafters.values()))
+    for name, networks in drafters.items():
+        runs = []
+        for network in networks:
+            found = measure(
+                target, network, prompts, steps=steps, max_new_tokens=max_new_tokens, batch_size=32, temperature=temperature
+            )
+            runs.append([each.tau for each in found])
+            done += 1
+            progress(done, total)
+        lengths[name] = np.mean(runs, axis=0)
+    reference = lengths[baseline]
+    return {
+        name: {
+            "tau": float(each.mean()),
+            "interval": asdict(bootstrap_mean(each)),
+            "gain": 100.0 * (float(each.mean()) / float(reference.mean()) - 1.0),
+            "difference": asdict(paired_difference(each, reference)),
+        }
+        for name, each in lengths.items()
+    }
+
+
+def tau_cell(row: Mapping[str, Any]) -> str:
+    """Tau and its interval."""
+    return f"{row['tau']:.3f} [{row['interval']['low']:.3f}, {row['interval']['high']:.3f}]"
+
+
+def gain_cell(row: Mapping[str, Any]) -> str:
+    """The gain, and the paired difference with its interval."""
+    difference = row["difference"]
+    return f"{row['gain']:+.1f} % ({difference['mean']:+.3f} [{difference['low']:+.3f}, {difference['high']:+.3f}])"
+
+
+def write_tables(path: Path, found: Mapping[str, Mapping[str, Any]], plan: Any, lines: Sequence[str]) -> None:
+    """Writes `path` with the endings `.json` and `.md`.
+
+    Args:
+        path (`Path`): Where to, without an ending.
+        found (`Mapping`): What [`compare_tau`] gave, by what was measured.
+        plan (`Any`): The dataclass that says how much of everything; its `seeds` stand apart in the JSON file.
+        lines (`Sequence[str]`): Those of the Markdown file.
+    """
+    content = {
+        "summary": {"demo": {key: {name: row["tau"] for name, row in rows.items()} for key, rows in found.items()}},
+        "seeds": list(plan.seeds),
+        "plan": asdict(plan),
+        "found": found,
+        "versions": versions(),
+    }
+    write_at_once(path.with_name(path.name + ".json"), (json.dumps(content, indent=1) + "\n").encode())
+    write_at_once(path.with_name(path.name + ".md"), ("\n".join(lines) + "\n").encode())
