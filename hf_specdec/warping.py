@@ -1,6 +1,7 @@
 """Applying logits processors to the positions of a draft, each with the prefix it would see in plain decoding."""
 
 import copy
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,7 +10,17 @@ from transformers import LogitsProcessor, LogitsProcessorList
 from hf_specdec._compat import POSITION_FREE_PROCESSORS, ROW_INDEPENDENT_CRITERIA, ROW_INDEPENDENT_PROCESSORS
 
 
-__all__ = ["are_row_independent", "only_row_independent", "warp"]
+__all__ = ["are_row_independent", "only_row_independent", "warp", "whole_law"]
+
+
+def whole_law(temperature: float | None) -> dict[str, Any]:
+    """Options of `generate` that sample the model's whole law at a temperature, whatever its checkpoint cuts off; for 0 or
+    None those of greedy decoding."""
+    return (
+        {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
+        if temperature
+        else {"do_sample": False}
+    )
 
 
 def only_row_independent(processors: LogitsProcessorList) -> LogitsProcessorList:

@@ -103,7 +103,10 @@ def table(arms: dict[str, dict[str, Any]]) -> str:
     """A Markdown table of the arms' figures, without the columns that nobody has a figure for."""
     columns = [key for key in _COLUMNS if any(figures.get(key) is not None for figures in arms.values())]
     lines = ["| arm | " + " | ".join(_COLUMNS[key][0] for key in columns) + " |", "|---|" + "---:|" * len(columns)]
-    lines += [f"| {name} | " + " | ".join(_cell(figures.get(key), key) for key in columns) + " |" for name, figures in arms.items()]
+    lines += [
+        f"| {name} | " + " | ".join(_cell(figures.get(key), key) for key in columns) + " |"
+        for name, figures in arms.items()
+    ]
     return "\n".join(lines)
 
 

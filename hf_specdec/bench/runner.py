@@ -24,6 +24,7 @@ from hf_specdec.placement import device_of
 from hf_specdec.records import Round
 from hf_specdec.sequences import pad_left
 from hf_specdec.stats import SpeculativeStats
+from hf_specdec.warping import whole_law
 
 
 __all__ = ["Benchmark", "Row"]
@@ -223,13 +224,11 @@ class Benchmark:
         return 0 if given is None else int(given)
 
     def _options(self, inputs: dict[str, torch.Tensor]) -> dict[str, Any]:
-        sampling = {} if self.temperature is None else {"temperature": self.temperature, "top_k": 0, "top_p": 1.0}
         return {
             **inputs,
             **({"pad_token_id": self._pad_token_id()} if self.batch_size > 1 else {}),
             "max_new_tokens": self.max_new_tokens,
-            "do_sample": self.temperature is not None,
-            **sampling,
+            **whole_law(self.temperature),
         }
 
     def _stock_options(self, arm: Arm) -> dict[str, Any]:

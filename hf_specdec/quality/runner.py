@@ -25,6 +25,7 @@ from hf_specdec.quality.judging import Item, Judge
 from hf_specdec.quality.rows import Batch, Row, RowsFile
 from hf_specdec.sequences import pad_left
 from hf_specdec.stats import RowStats, SpeculativeStats
+from hf_specdec.warping import whole_law
 
 
 __all__ = ["Evaluation", "changed_rate", "row_seed"]
@@ -187,13 +188,12 @@ class Evaluation:
 
     def _options(self) -> dict[str, Any]:
         """Options of `generate`. A checkpoint's own penalties and filters are switched off: the law is the model's."""
-        options = {
+        return {
             "max_new_tokens": self.max_new_tokens,
             "pad_token_id": self._pad_token_id(),
             "repetition_penalty": 1.0,
-            "do_sample": self.temperature > 0,
+            **whole_law(self.temperature),
         }
-        return options | ({"temperature": self.temperature, "top_k": 0, "top_p": 1.0} if self.temperature > 0 else {})
 
     def _pad_token_id(self) -> int:
         return 0 if self.tokenizer.pad_token_id is None else int(self.tokenizer.pad_token_id)

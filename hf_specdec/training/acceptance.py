@@ -11,6 +11,7 @@ import torch
 from hf_specdec import RCSDConfig
 from hf_specdec.networks import DraftNetwork
 from hf_specdec.placement import device_of
+from hf_specdec.warping import whole_law
 
 
 __all__ = ["Measured", "acceptance_lengths", "measure"]
@@ -70,7 +71,6 @@ def measure(
         temperature (`float`): 0 decodes greedily; above it, the target's whole law is sampled at this temperature.
         seed (`int`): Of the dice. Neither the drafter nor the batch changes what a prompt's dice show.
     """
-    sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature else {"do_sample": False}
     config = RCSDConfig(steps=steps, on_drafter_error="raise")
     found: dict[int, Measured] = {}
     for indices in _batches([len(prompt) for prompt in prompts], batch_size):
@@ -81,7 +81,7 @@ def measure(
             assistant_model=network,
             speculative_config=config,
             row_seeds=[seed * 1_000_003 + index for index in indices],
-            **sampling,
+            **whole_law(temperature),
             max_new_tokens=max_new_tokens,
             return_dict_in_generate=True,
         )

@@ -10,14 +10,29 @@ from hf_specdec.quality.drafters.bundle import BUNDLED
 
 
 PLAN = LossPlan(
-    texts=2, prompt_tokens=8, new_tokens=8, steps=2, batch_size=2, held_out=2, measured_tokens=6, draft_length=2, seeds=(0, 1)
+    texts=2,
+    prompt_tokens=8,
+    new_tokens=8,
+    steps=2,
+    batch_size=2,
+    held_out=2,
+    measured_tokens=6,
+    draft_length=2,
+    seeds=(0, 1),
 )
 
 
 def test_every_loss_goes_on_from_the_same_drafter_and_is_compared_with_kl(tmp_path, corpus_file):
     pair, report, library, out = load_pair(), tmp_path / "losses", tmp_path / "library", tmp_path / "out"
     library.mkdir()
-    options = {"docs": corpus_file, "start": BUNDLED / "hass", "out": out, "report": report, "plan": PLAN, "library": library}
+    options = {
+        "docs": corpus_file,
+        "start": BUNDLED / "hass",
+        "out": out,
+        "report": report,
+        "plan": PLAN,
+        "library": library,
+    }
     found = compare_losses(pair, **options)
     assert {mode: list(rows) for mode, rows in found.items()} == {
         mode: ["start", *losses] for mode, (_, losses) in MODES.items()

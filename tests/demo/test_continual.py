@@ -8,14 +8,24 @@ from hf_specdec.quality.drafters.continual import MEANS, ContinualPlan, compare_
 
 
 PLAN = ContinualPlan(
-    texts=2, prompt_tokens=8, new_tokens=8, steps=2, batch_size=2, held_out=2, measured_tokens=6, draft_length=2, seeds=(0, 1)
+    texts=2,
+    prompt_tokens=8,
+    new_tokens=8,
+    steps=2,
+    batch_size=2,
+    held_out=2,
+    measured_tokens=6,
+    draft_length=2,
+    seeds=(0, 1),
 )
 
 
 def test_both_domains_are_measured_before_and_after(tmp_path, corpus_file):
     pair, library, out = load_pair(), tmp_path / "library", tmp_path / "out"
     library.mkdir()
-    second = [f"Tom has {number} apples and gives {number // 2} of them to Ann. How many are left?" for number in range(40)]
+    second = [
+        f"Tom has {number} apples and gives {number // 2} of them to Ann. How many are left?" for number in range(40)
+    ]
     options = {
         "docs": corpus_file, "second": second, "start": BUNDLED / "hass", "out": out, "report": tmp_path / "continual",
         "plan": PLAN, "library": library,

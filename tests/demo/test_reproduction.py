@@ -52,7 +52,9 @@ def test_everything_is_trained_measured_and_reported_and_then_not_again(tmp_path
     assert sizes == [len(log.read_text().splitlines()) for log in logs] == [2, 2, 2, 2]
     assert (tmp_path / "out" / "texts.jsonl").read_text() == texts
     with pytest.raises(InvalidConfigError, match="stage_steps 2, now 3"):
-        reproduce(pair, corpus_file, tmp_path / "out", report, replace(PLAN, stage_steps=3, steps=(1,)), library=library)
+        reproduce(
+            pair, corpus_file, tmp_path / "out", report, replace(PLAN, stage_steps=3, steps=(1,)), library=library
+        )
 
 
 def test_hass_may_be_trained_on_what_the_target_did_not_write(tmp_path, corpus_file):
@@ -60,7 +62,9 @@ def test_hass_may_be_trained_on_what_the_target_did_not_write(tmp_path, corpus_f
     library.mkdir()
     pair = load_pair()
     for each in (PLAN, plan):
-        reproduce(pair, corpus_file, tmp_path / each.hass_on, tmp_path / f"{each.hass_on}-report", each, library=library)
+        reproduce(
+            pair, corpus_file, tmp_path / each.hass_on, tmp_path / f"{each.hass_on}-report", each, library=library
+        )
     texts, weights = (
         [(tmp_path / place / name).read_bytes() for place in ("target", "corpus")]
         for name in ("texts.jsonl", "hass/model.safetensors")

@@ -1,4 +1,4 @@
-"""Acceptance-aware losses side by side: `python -m hf_specdec.quality.drafters.acceptance_losses --docs docs.jsonl --out FOLDER`.
+"""Acceptance-aware losses: `python -m hf_specdec.quality.drafters.acceptance_losses --docs docs.jsonl --out FOLDER`.
 
 A trained HASS drafter of the bundled demo target goes on with each loss, for the same number of tokens and with each seed: once
 on texts that the target wrote greedily, once on texts that it sampled at temperature 1. Those of the first kind are measured
@@ -22,7 +22,16 @@ from hf_specdec.demo.pair import Pair, load_pair
 from hf_specdec.networks import AutoDrafter
 from hf_specdec.quality.drafters.bundle import BUNDLED
 from hf_specdec.quality.drafters.tau import compare_tau, gain_cell, tau_cell, write_tables
-from hf_specdec.quality.drafters.workshop import Show, Workshop, add_plan, bars, keep_plan, plan_from, target_texts, windows
+from hf_specdec.quality.drafters.workshop import (
+    Show,
+    Workshop,
+    add_plan,
+    bars,
+    keep_plan,
+    plan_from,
+    target_texts,
+    windows,
+)
 from hf_specdec.training.recipes import Recipe, stages_of
 
 
@@ -107,9 +116,14 @@ def compare_losses(
         drafters = {"start": [first]} | {
             loss: [
                 workshop.drafter(
-                    out / f"{mode}-{loss}-{seed}", start, texts, _on_eagle(loss), steps=plan.steps, rate=plan.rate,
+                    out / f"{mode}-{loss}-{seed}",
+                    start,
+                    texts,
+                    _on_eagle(loss),
+                    steps=plan.steps,
+                    rate=plan.rate,
                     seed=seed,
-                )  # fmt: skip
+                )
                 for seed in plan.seeds
             ]
             for loss in losses
@@ -131,9 +145,9 @@ def _write(path: Path, found: Mapping[str, Any], plan: LossPlan) -> None:
     lines = [
         "# Acceptance-aware losses",
         "",
-        f"demo, pydocs, {plan.draft_length} drafts per round, {plan.held_out} prompts, seeds {list(plan.seeds)}. Tokens per round "
-        f"after {plan.steps} steps of {plan.batch_size} texts from a HASS drafter (`start`), 95 % intervals over prompts; in "
-        f"brackets the paired difference from `{BASELINE}`.",
+        f"demo, pydocs, {plan.draft_length} drafts per round, {plan.held_out} prompts, seeds {list(plan.seeds)}. "
+        f"Tokens per round after {plan.steps} steps of {plan.batch_size} texts from a HASS drafter (`start`), 95 % "
+        f"intervals over prompts; in brackets the paired difference from `{BASELINE}`.",
     ]
     for mode, rows in found.items():
         lines += ["", f"## {mode}", "", "| loss | tau | gain |", "|---|---:|---:|"]
@@ -144,7 +158,9 @@ def _write(path: Path, found: Mapping[str, Any], plan: LossPlan) -> None:
 def _main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--docs", type=Path, required=True, help="JSON lines with the fields id and text")
-    parser.add_argument("--start", type=Path, default=BUNDLED / "hass", help="a trained HASS drafter; the bundled one by default")
+    parser.add_argument(
+        "--start", type=Path, default=BUNDLED / "hass", help="a trained HASS drafter; the bundled one by default"
+    )
     parser.add_argument("--out", type=Path, required=True, help="folder of texts, checkpoints and drafters")
     parser.add_argument("--report", type=Path, default=Path("docs/results/acceptance_losses"), help="without an ending")
     parser.add_argument("--threads", type=int, default=1)

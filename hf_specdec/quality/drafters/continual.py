@@ -24,7 +24,16 @@ from hf_specdec.networks import AutoDrafter, DraftNetwork
 from hf_specdec.networks.export import export_drafter
 from hf_specdec.quality.drafters.bundle import BUNDLED
 from hf_specdec.quality.drafters.tau import compare_tau, gain_cell, tau_cell, write_tables
-from hf_specdec.quality.drafters.workshop import Show, add_plan, bars, keep_plan, plan_from, step_logger, target_texts, windows
+from hf_specdec.quality.drafters.workshop import (
+    Show,
+    add_plan,
+    bars,
+    keep_plan,
+    plan_from,
+    step_logger,
+    target_texts,
+    windows,
+)
 from hf_specdec.training.answers import is_held_out
 from hf_specdec.training.continual import ContinualTraining, train_continually
 from hf_specdec.training.options import TrainingOptions
@@ -197,7 +206,9 @@ def _main() -> None:
     parser.add_argument("--docs", type=Path, required=True, help="JSON lines with the fields id and text")
     parser.add_argument("--second", type=Path, required=True, help="JSON lines of the second domain")
     parser.add_argument("--field", default="text", help="the field of --second that holds the text")
-    parser.add_argument("--start", type=Path, default=BUNDLED / "hass", help="a trained HASS drafter; the bundled one by default")
+    parser.add_argument(
+        "--start", type=Path, default=BUNDLED / "hass", help="a trained HASS drafter; the bundled one by default"
+    )
     parser.add_argument("--out", type=Path, required=True, help="folder of texts, checkpoints and drafters")
     parser.add_argument("--report", type=Path, default=Path("docs/results/continual"), help="without an ending")
     parser.add_argument("--threads", type=int, default=1)

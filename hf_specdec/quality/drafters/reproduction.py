@@ -22,7 +22,17 @@ from hf_specdec.errors import InvalidConfigError
 from hf_specdec.networks import DraftNetwork
 from hf_specdec.quality.drafters.comparison import compare, compare_drafters
 from hf_specdec.quality.drafters.report import write_report
-from hf_specdec.quality.drafters.workshop import Show, Workshop, add_plan, bars, history, keep_plan, plan_from, target_texts, windows
+from hf_specdec.quality.drafters.workshop import (
+    Show,
+    Workshop,
+    add_plan,
+    bars,
+    history,
+    keep_plan,
+    plan_from,
+    target_texts,
+    windows,
+)
 from hf_specdec.training.losses import KLLoss
 from hf_specdec.training.rcsd import RCSDTraining
 from hf_specdec.training.recipes import RECIPES, Recipe, stages_of
@@ -125,9 +135,14 @@ def reproduce(
     for name, recipes in stages.items():
         drafters[name] = [
             workshop.drafter(
-                out / f"{name}-{seed}", out / "hass", texts, recipes, steps=plan.stage_steps, rate=plan.stage_rate,
+                out / f"{name}-{seed}",
+                out / "hass",
+                texts,
+                recipes,
+                steps=plan.stage_steps,
+                rate=plan.stage_rate,
                 seed=seed,
-            )  # fmt: skip
+            )
             for seed in plan.seeds
         ]
     arms = compare_drafters(

@@ -54,7 +54,13 @@ def compare_tau(
         runs = []
         for network in networks:
             found = measure(
-                target, network, prompts, steps=steps, max_new_tokens=max_new_tokens, batch_size=32, temperature=temperature
+                target,
+                network,
+                prompts,
+                steps=steps,
+                max_new_tokens=max_new_tokens,
+                batch_size=32,
+                temperature=temperature,
             )
             runs.append([each.tau for each in found])
             done += 1

@@ -24,6 +24,7 @@ from hf_specdec.training.recipes import Recipe
 from hf_specdec.training.stages import train_in_stages
 from hf_specdec.training.texts import Text
 from hf_specdec.training.trainer import StepLog
+from hf_specdec.warping import whole_law
 
 
 __all__ = [
@@ -194,14 +195,16 @@ def target_texts(
     """
     rows = [json.loads(line) for line in mended_lines(file)]
     width, end = len(prompts[0]), target.generation_config.eos_token_id
-    sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature else {"do_sample": False}
     with file.open("a") as lines:
         for first in range(len(rows), len(prompts), batch_size):
             ids = torch.tensor([list(prompt) for prompt in prompts[first : first + batch_size]])
             with torch.random.fork_rng():
                 torch.manual_seed(first)
                 found = target.generate(
-                    input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=new_tokens, **sampling
+                    input_ids=ids,
+                    attention_mask=torch.ones_like(ids),
+                    max_new_tokens=new_tokens,
+                    **whole_law(temperature),
                 )
             for row in found.tolist():
                 answer = row[width:]
