@@ -34,13 +34,13 @@ def summarize(
         By arm: `tokens_per_second` (decode phase, all prompts together), `speedup` (median over prompts of the ratio to
         plain on the same prompt), `prefill_seconds` (median per prompt, not in the speeds), `tokens_per_round` (of the decode
         phase), `peak_memory` (the most bytes in use during any call), `lossless` (whether the method keeps the target's law),
-        `text_equal` (share of prompts whose tokens are plain's). For arms of this package also `acceptance_rate`, `accepted_at_position` (share of rounds that accepted at
-        least so many), `events`, and, where costs were measured, `predicted_speedup`, `loop_efficiency` (`speedup /
-        predicted_speedup`), `replayed_tokens_per_second`, `ceiling_speedup`, `oracle_speedup` and
-        `best_constant`, which [`hf_specdec.bench.replay`] defines; `theoretical_limit`, `min(tau, 1 / c)` with the arm's tokens
-        per round and, where the model alone drafts, a draft step's cost in plain steps; and `leviathan_limit`, the
-        largest `(1 - alpha^(g + 1)) / ((1 - alpha)(g c + v(g)))` over lengths `g` (arXiv 2211.17192). What is not known of an
-        arm is None.
+        `text_equal` (share of prompts whose tokens are plain's). For arms of this package also `acceptance_rate`,
+        `accepted_at_position` (share of rounds that accepted at least so many), `events`, and, where costs were measured,
+        `predicted_speedup`, `loop_efficiency` (`speedup / predicted_speedup`), `replayed_tokens_per_second`,
+        `ceiling_speedup`, `oracle_speedup` and `best_constant`, which [`hf_specdec.bench.replay`] defines;
+        `theoretical_limit`, `min(tau, 1 / c)` with the arm's tokens per round and, where the model alone drafts, a draft
+        step's cost in plain steps; and `leviathan_limit`, the largest `(1 - alpha^(g + 1)) / ((1 - alpha)(g c + v(g)))` over
+        lengths `g` (arXiv 2211.17192). What is not known of an arm is None.
 
         Of prompts that were decoded in batches, medians are over batches, `tokens_per_round` and the acceptance are those of
         a row, and there is no `best_constant`.
