@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -14,7 +15,11 @@ from hf_specdec._compat import CACHE_KEY, undecorated_model
 from hf_specdec.networks import DraftNetwork
 
 
-__all__ = ["Costs", "measure_costs"]
+__all__ = ["CostMeter", "Costs", "Turn", "measure_costs", "median_costs"]
+
+Turn = dict[
+    str, list[float]
+]  # seconds of `target` passes by width from 1 on, and of a `draft` and a `reduced` step beside each
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,23 @@ class Costs:
         return replace(self, draft_step=self.reduced_step)
 
     @property
+    def typical(self) -> Costs:
+        """These costs, which know of no time."""
+        return self
+
+    def beside(self, prompt: int) -> Costs:
+        """These costs, whatever the prompt."""
+        return self
+
+    def times(self, pace: float) -> Costs:
+        """The costs of a machine that takes `pace` times as long."""
+        steps = {
+            name: None if each is None else each * pace
+            for name, each in (("draft_step", self.draft_step), ("reduced_step", self.reduced_step))
+        }
+        return replace(self, target={width: seconds * pace for width, seconds in self.target.items()}, **steps)
+
+    @property
     def c(self) -> float | None:
         """Cost of a draft step in plain target steps."""
         return None if self.draft_step is None else self.draft_step / self.target[1]
@@ -63,18 +85,8 @@ class Costs:
         return asdict(self) | {"c": self.c, "v": {width - 1: self.v(width - 1) for width in self.target}}
 
 
-@torch.no_grad()
-def measure_costs(
-    target: Any,
-    draft: Any | None,
-    *,
-    reduced_draft: Any | None = None,
-    prefix_length: int = 192,
-    widest: int = 9,
-    repeats: int = 5,
-    batch_size: int = 1,
-) -> Costs:
-    """Measures target passes of 1 to `widest` tokens and draft steps in turn, and takes medians.
+class CostMeter:
+    """Measures target passes of 1 to `widest` tokens and draft steps in turn.
 
     What is timed is the call of the model with a cache and the arrival of its logits, and nothing of this package: no
     masks, no bookkeeping. What a pass left in the cache is cropped before the next, outside the time.
@@ -84,31 +96,72 @@ def measure_costs(
         reduced_draft (`PreTrainedModel`, *optional*): The draft model with a reduced head.
         prefix_length (`int`): Tokens in the cache while measuring.
         widest (`int`): Widest pass.
-        repeats (`int`): Measurements of each.
         batch_size (`int`): Rows of each pass.
     """
-    vocab_size = target.config.get_text_config().vocab_size
-    tokens = torch.randint(
-        0, vocab_size, (batch_size, prefix_length + widest), generator=torch.Generator().manual_seed(0)
-    )
-    passes = _Passes(target, tokens, prefix_length)
-    drafts = {"draft": draft, "reduced": reduced_draft}
-    steps = {name: _Passes(model, tokens, prefix_length) for name, model in drafts.items() if model is not None}
-    seconds: dict[tuple[str, int], list[float]] = {}
-    for _ in range(repeats + 1):  # the first turn warms up
-        for width in range(1, widest + 1):
-            seconds.setdefault(("target", width), []).append(passes.seconds(width))
-            for name, step in steps.items():
-                seconds.setdefault((name, 1), []).append(step.seconds(1))
-    # Every turn holds a draft step beside each width of the target, so its warm-up is that many steps long.
-    medians = {key: statistics.median(values[len(values) // (repeats + 1) :]) for key, values in seconds.items()}
+
+    @torch.no_grad()
+    def __init__(
+        self,
+        target: Any,
+        draft: Any | None,
+        *,
+        reduced_draft: Any | None = None,
+        prefix_length: int = 192,
+        widest: int = 9,
+        batch_size: int = 1,
+    ) -> None:
+        vocab_size = target.config.get_text_config().vocab_size
+        tokens = torch.randint(
+            0, vocab_size, (batch_size, prefix_length + widest), generator=torch.Generator().manual_seed(0)
+        )
+        self.prefix_length, self.widest, self.batch_size = prefix_length, widest, batch_size
+        self._target = _Passes(target, tokens, prefix_length)
+        drafts = {"draft": draft, "reduced": reduced_draft}
+        self._steps = {
+            name: _Passes(model, tokens, prefix_length) for name, model in drafts.items() if model is not None
+        }
+        self._is_warm = False
+
+    @torch.no_grad()
+    def turn(self) -> Turn:
+        """Seconds of one pass of each width, and of a draft step beside each. Another turn warms up before the first."""
+        if not self._is_warm:
+            self._is_warm = True
+            self.turn()
+        seconds: Turn = {"target": [], **{name: [] for name in self._steps}}
+        for width in range(1, self.widest + 1):
+            seconds["target"].append(self._target.seconds(width))
+            for name, step in self._steps.items():
+                seconds[name].append(step.seconds(1))
+        return seconds
+
+
+def median_costs(turns: Sequence[Turn], meter: CostMeter) -> Costs:
+    """The medians of some turns of a meter."""
+    steps = {
+        name: statistics.median(seconds for turn in turns for seconds in turn[name])
+        for name in ("draft", "reduced")
+        if name in turns[0]
+    }
+    by_width = zip(*(turn["target"] for turn in turns), strict=True)
     return Costs(
-        {width: medians["target", width] for width in range(1, widest + 1)},
-        medians.get(("draft", 1)),
-        prefix_length,
-        medians.get(("reduced", 1)),
-        batch_size,
+        {width: statistics.median(seconds) for width, seconds in enumerate(by_width, start=1)},
+        steps.get("draft"),
+        meter.prefix_length,
+        steps.get("reduced"),
+        meter.batch_size,
     )
+
+
+def measure_costs(target: Any, draft: Any | None, *, repeats: int = 5, **options: Any) -> Costs:
+    """Medians of `repeats` turns, one directly after the other.
+
+    Args:
+        target, draft (`PreTrainedModel`), options: See [`CostMeter`].
+        repeats (`int`): Turns.
+    """
+    meter = CostMeter(target, draft, **options)
+    return median_costs([meter.turn() for _ in range(repeats)], meter)
 
 
 class _Passes:

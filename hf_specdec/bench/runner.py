@@ -15,6 +15,7 @@ from transformers import StoppingCriteriaList
 from hf_specdec.bench.arms import Arm, check_arms
 from hf_specdec.bench.batched import eos_token_ids, recorded_round, row_rounds, until_end
 from hf_specdec.bench.clock import Clock
+from hf_specdec.bench.cost_log import CostLog
 from hf_specdec.bench.economize import EconomizeRun
 from hf_specdec.bench.memory import PeakMemory
 from hf_specdec.errors import InvalidConfigError
@@ -91,6 +92,7 @@ class Benchmark:
         seed (`int`): When sampling, each prompt's dice start from `seed` plus its number. The global generator is put back.
         checkpoint (`Path`, *optional*): Where finished rows are kept, one JSON object a line.
         batch_size (`int`): Prompts that are decoded together. Transformers' assisted decoding and the peers take one.
+        costs ([`CostLog`], *optional*): Is measured before each prompt and after the last.
     """
 
     target: Any
@@ -103,6 +105,7 @@ class Benchmark:
     temperature: float | None = None
     seed: int = 0
     batch_size: int = 1
+    costs: CostLog | None = None
     _peers: dict[str, EconomizeRun] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -141,11 +144,17 @@ class Benchmark:
         done = {(row.arm, row.prompt) for row in rows}
         for arm, prompt in self._order():
             if (arm.name, prompt) not in done:
+                self._price(prompt)
                 row = self.decode(arm, prompt)
                 self._append(row)
                 rows.append(row)
                 progress(row)
+        self._price(len(self.batches))
         return sorted(rows, key=lambda row: (row.prompt, row.arm))
+
+    def _price(self, prompt: int) -> None:
+        if self.costs is not None:
+            self.costs.measure(prompt)
 
     def decode(self, arm: Arm, prompt: int) -> Row:
         """One prompt, or one batch of them, through one arm."""

@@ -7,25 +7,26 @@ from collections import Counter
 from collections.abc import Collection
 from typing import Any
 
+from hf_specdec.bench.cost_log import Priced
 from hf_specdec.bench.costs import Costs
 from hf_specdec.bench.replay import PRICED, best_constant, oracle_seconds, replay_seconds, sources_of
 from hf_specdec.bench.runner import Row
 from hf_specdec.lengths.forecast import expected_tokens
 
 
-__all__ = ["predicted_speedup", "summarize"]
+__all__ = ["summarize"]
 
 _LONGEST = 17  # lengths that Leviathan's formula is asked about, none included
 
 
 def summarize(
-    rows: list[Row], costs: Costs | None, *, sampled: bool = False, unpriced: Collection[str] = ()
+    rows: list[Row], costs: Priced | None, *, sampled: bool = False, unpriced: Collection[str] = ()
 ) -> dict[str, dict[str, Any]]:
     """Figures of each arm.
 
     Args:
         rows (`list[Row]`): The rows of one data set.
-        costs ([`Costs`], *optional*): Isolated costs, for what they predict.
+        costs ([`Costs`] or [`CostLog`], *optional*): Isolated costs, for what they predict.
         sampled (`bool`): Whether the texts were sampled, so that equal texts are not to be expected.
         unpriced (`Collection[str]`): Arms whose draft steps `costs` does not know. Drafts of the model itself and trees are
             not known to them either.
@@ -54,9 +55,11 @@ def summarize(
         if own[0].stats:
             summary[name] |= _counts(own)
             if costs is not None and name not in unpriced and sources_of(own) <= PRICED:
-                summary[name] |= _predictions(own, rows, plain, costs.reduced if "-reduced" in name else costs)
+                beside = _beside(costs, own, reduced="-reduced" in name)
+                typical = costs.typical.reduced if "-reduced" in name else costs.typical
+                summary[name] |= _predictions(own, rows, plain, beside, typical)
                 summary[name]["loop_efficiency"] = summary[name]["speedup"] / summary[name]["predicted_speedup"]
-                summary[name] |= _limits(summary[name], costs.reduced if "-reduced" in name else costs, sources_of(own))
+                summary[name] |= _limits(summary[name], typical, sources_of(own))
     _add_ceilings(summary, {name: sources_of(row for row in rows if row.arm == name) for name in summary})
     return summary
 
@@ -79,10 +82,10 @@ def _add_ceilings(summary: dict[str, dict[str, Any]], sources: dict[str, set[str
         summary[name]["ceiling_speedup"] = max([*(summary[other]["predicted_speedup"] for other in rivals), *constants])
 
 
-def predicted_speedup(rows: list[Row], plain: dict[int, Row], costs: Costs) -> float:
-    """Plain seconds for as many tokens, over the isolated costs of the rounds' draft steps and verification passes: the
-    median over prompts, as the speed-up is."""
-    return _median_speedup(rows, plain, [replay_seconds([row], costs) for row in rows])
+def _beside(costs: Priced, rows: list[Row], *, reduced: bool) -> dict[int, Costs]:
+    """What passes and steps cost when each prompt was decoded."""
+    found = {row.prompt: costs.beside(row.prompt) for row in rows}
+    return {prompt: each.reduced for prompt, each in found.items()} if reduced else found
 
 
 def _median_speedup(rows: list[Row], plain: dict[int, Row], seconds: list[float]) -> float:
@@ -143,16 +146,18 @@ def _counts(rows: list[Row]) -> dict[str, Any]:
     }
 
 
-def _predictions(rows: list[Row], everyone: list[Row], plain: dict[int, Row], costs: Costs) -> dict[str, Any]:
+def _predictions(
+    rows: list[Row], everyone: list[Row], plain: dict[int, Row], beside: dict[int, Costs], typical: Costs
+) -> dict[str, Any]:
     known = [row for row in everyone if row.rounds]
     sources = sources_of(rows)
-    fastest = [oracle_seconds(row, known, sources, costs) for row in rows]
-    emitted = _num_emitted(rows)
+    replayed = [replay_seconds([row], beside[row.prompt]) for row in rows]
+    fastest = [oracle_seconds(row, known, sources, beside[row.prompt]) for row in rows]
     return {
-        "predicted_speedup": predicted_speedup(rows, plain, costs),
-        "replayed_tokens_per_second": emitted / replay_seconds(rows, costs),
+        "predicted_speedup": _median_speedup(rows, plain, replayed),
+        "replayed_tokens_per_second": _num_emitted(rows) / sum(replayed),
         "oracle_speedup": _median_speedup(rows, plain, fastest),
-        "best_constant": None if rows[0].batch else best_constant(rows, costs, _seconds_per_token(plain)),
+        "best_constant": None if rows[0].batch else best_constant(rows, typical, _seconds_per_token(plain)),
     }
 
 

@@ -19,7 +19,7 @@ from hf_specdec.cli.texts import encode_prompt, guess_field, read_texts
 
 
 if TYPE_CHECKING:
-    from hf_specdec.bench import Arm, Benchmark, Costs, Row
+    from hf_specdec.bench import Arm, Benchmark, Row
 
 
 __all__ = ["bench"]
@@ -76,10 +76,10 @@ def bench(
     """Decode each prompt with every arm, in alternating order, and compare speeds and texts.
 
     Speeds are those of the decode phase; the prompts' forward passes are not in them. Costs of isolated forward passes are
-    measured in the same run and give the predicted speed-up. Ctrl-C keeps what is done; --resume goes on. Exits with 1 if a
+    measured before each prompt and give the predicted speed-up. Ctrl-C keeps what is done; --resume goes on. Exits with 1 if a
     greedy text of an exact arm of this package is not plain decoding's, and rounding does not explain it.
     """
-    from hf_specdec.bench import check_arms, measure_costs, parse_arm, write_report
+    from hf_specdec.bench import CostLog, CostMeter, check_arms, parse_arm, write_report
     from hf_specdec.drafters import DraftVocabulary
     from hf_specdec.networks.checkpoint import is_exit_heads
     from hf_specdec.reduced_head import reduce_head
@@ -132,14 +132,15 @@ def bench(
             name: _benchmark(models, each, chosen, checkpoints[name].rows, settings) for name, each in texts.items()
         }
         reduced = None if vocabulary is None else reduce_head(models.assistant, vocabulary.token_ids)
-        costs = measure_costs(models.target, models.assistant, reduced_draft=reduced, batch_size=batch_size)
+        meter = CostMeter(models.target, models.assistant, reduced_draft=reduced, batch_size=batch_size)
         rows = {}
         for name, benchmark in benchmarks.items():
             checkpoints[name].begin(resume)
+            benchmark.costs = CostLog(meter, checkpoints[name].costs)
             with progress_bar(name) as show:
                 rows[name] = _run(benchmark, show)
-        summary = {name: _figures(benchmark, rows[name], costs) for name, benchmark in benchmarks.items()}
-    environment = _environment(models, costs, settings)
+        summary = {name: _figures(benchmark, rows[name]) for name, benchmark in benchmarks.items()}
+    environment = _environment(models, list(benchmarks.values()), settings)
     paths = write_report(out, summary, rows if keep_rows else {}, environment)
     if as_json:
         print_json({"summary": summary, "environment": environment})
@@ -172,13 +173,18 @@ class _Checkpoint:
         return self.out.with_name(f"{self.out.name}.{self.name}.rows.jsonl")
 
     @property
+    def costs(self) -> Path:
+        return self.out.with_name(f"{self.out.name}.{self.name}.costs.jsonl")
+
+    @property
     def kept(self) -> Path:
         return self.rows.with_suffix(".settings.json")
 
     def begin(self, resume: bool) -> None:
         """Says whose rows will be here, and forgets those of another run."""
         if not resume:
-            self.rows.unlink(missing_ok=True)
+            for old in (self.rows, self.costs):
+                old.unlink(missing_ok=True)
         self.rows.parent.mkdir(parents=True, exist_ok=True)
         self.kept.write_text(json.dumps(self._all()), encoding="utf-8")
 
@@ -237,12 +243,12 @@ def _benchmark(
     )
 
 
-def _figures(benchmark: Benchmark, rows: list[Row], costs: Costs) -> dict[str, dict[str, Any]]:
+def _figures(benchmark: Benchmark, rows: list[Row]) -> dict[str, dict[str, Any]]:
     from hf_specdec.bench import divergences, summarize
 
     sampled = benchmark.temperature is not None
     unpriced = [arm.name for arm in benchmark.arms if arm.config is not None and not arm.is_priced]
-    figures = summarize(rows, costs, sampled=sampled, unpriced=unpriced)
+    figures = summarize(rows, benchmark.costs, sampled=sampled, unpriced=unpriced)
     if not sampled:
         for arm, parted in divergences(benchmark, rows).items():
             figures[arm]["divergences"] = parted
@@ -273,9 +279,10 @@ def _law(settings: dict[str, Any]) -> str:
     return f"sampled at temperature {settings['temperature']:g}, seed {settings['seed']}"
 
 
-def _environment(models: Models, costs: Costs, settings: dict[str, Any]) -> dict[str, Any]:
+def _environment(models: Models, benchmarks: list[Benchmark], settings: dict[str, Any]) -> dict[str, Any]:
     import torch
 
+    from hf_specdec.bench.cost_log import typical_costs
     from hf_specdec.bench.report import versions
     from hf_specdec.placement import device_of
 
@@ -292,7 +299,7 @@ def _environment(models: Models, costs: Costs, settings: dict[str, Any]) -> dict
         "batch_size": settings["batch_size"],
         "date": date.today().isoformat(),
         "versions": versions(),
-        "costs": costs.to_dict(),
+        "costs": typical_costs([each.costs for each in benchmarks if each.costs is not None]).to_dict(),
     }
 
 

@@ -7,10 +7,9 @@ import torch
 
 from hf_specdec import NucleusConfig, SelfDraftConfig, SpeculativeConfig, TreeShape
 from hf_specdec._compat import CACHE_KEY
-from hf_specdec.bench import Costs, Row, check_arms, measure_costs, parse_arm, summarize
+from hf_specdec.bench import CostLog, CostMeter, Costs, Row, check_arms, measure_costs, parse_arm, summarize
 from hf_specdec.bench.costs import _Passes
 from hf_specdec.bench.report import markdown
-from hf_specdec.bench.summary import predicted_speedup
 from hf_specdec.errors import InvalidConfigError
 from hf_specdec.prefix_lm import PrefixLM
 from tests.families import FAMILIES
@@ -40,12 +39,12 @@ def test_costs_in_plain_steps():
 def test_prediction_for_a_constant_length_is_the_textbook_formula():
     plain, ours = row("plain", [1] * 8, 8.0), row("model", [1] * 8, 5.0, [[3, 4, "model"], [3, 4, "model"]])
     expected = 4 / (3 * COSTS.c + COSTS.v(3))  # tau / (g c + v(g))
-    assert predicted_speedup([ours], {0: plain}, COSTS) == pytest.approx(expected)
+    assert summarize([plain, ours], COSTS)["model"]["predicted_speedup"] == pytest.approx(expected)
 
 
 def test_ngram_drafts_cost_nothing():
     plain, ours = row("plain", [1] * 4, 4.0), row("ngram", [1] * 4, 2.0, [[3, 4, "ngram"]])
-    assert predicted_speedup([ours], {0: plain}, COSTS) == pytest.approx(4 / 1.4)
+    assert summarize([plain, ours], COSTS)["ngram"]["predicted_speedup"] == pytest.approx(4 / 1.4)
 
 
 def test_summary_figures_by_hand():
@@ -53,7 +52,7 @@ def test_summary_figures_by_hand():
     figures = summarize(rows, COSTS)
     assert figures["plain"] == {
         "num_prompts": 1, "num_tokens": 4, "tokens_per_second": 1.0, "speedup": 1.0, "prefill_seconds": 0.0,
-        "tokens_per_round": 1.0, "predicted_speedup": None, "loop_efficiency": None, "ceiling_speedup": None,
+        "tokens_per_round": 1.0, "peak_memory": None, "predicted_speedup": None, "loop_efficiency": None, "ceiling_speedup": None,
         "oracle_speedup": None, "best_constant": None, "lossless": True, "text_equal": 1.0,
     }  # fmt: skip
     ours = figures["model"]
@@ -93,7 +92,7 @@ def test_what_is_timed_is_the_bare_model(monkeypatch):
         with_kwargs=True,
     )
     monkeypatch.delattr(PrefixLM, "run")
-    measure_costs(model, None, prefix_length=16, widest=3, repeats=2)
+    measure_costs(model, None, prefix_length=16, widest=3, repeats=2)  # after a turn that warms up
     assert fed == [(16, 0), *[(1, 16), (2, 16), (3, 16)] * 3]
 
 
@@ -118,6 +117,48 @@ def test_measuring_gives_every_width():
     assert all(seconds > 0 for seconds in costs.target.values())
     assert costs.draft_step > 0
     assert measure_costs(model, None, prefix_length=8, widest=2, repeats=1).c is None
+
+
+class Slowing:
+    """A meter of two widths and a draft step, on a machine that takes longer from turn to turn."""
+
+    prefix_length, batch_size = 8, 1
+
+    def __init__(self, *paces):
+        self.paces = list(paces)
+
+    def turn(self):
+        pace = self.paces.pop(0)
+        return {"target": [1.0 * pace, 1.2 * pace], "draft": [0.25 * pace, 0.25 * pace]}
+
+
+def test_each_prompt_is_judged_by_the_pace_of_its_time(tmp_path):
+    """A machine that is twice as slow for the second prompt is so for plain decoding and for the passes alike."""
+    log = CostLog(Slowing(1.0, 1.0, 2.0, 2.0), tmp_path / "costs.jsonl")
+    for number in (0, 1, 2, 3, 3):
+        log.measure(number)
+    assert log.typical.target == {1: 1.5, 2: pytest.approx(1.8)}
+    taken = [log.beside(prompt).target[1] for prompt in range(3)]
+    assert taken == pytest.approx([1.0, 1.5, 2.0])
+    assert log.beside(1).draft_step == pytest.approx(0.375)
+    rows = [
+        dataclasses.replace(row(arm, [1] * 4, seconds * pace, rounds), prompt=prompt)
+        for prompt, pace in ((0, 1.0), (2, 2.0))
+        for arm, seconds, rounds in (("plain", 4.0, ()), ("model", 3.0, [[1, 2, "model"], [1, 2, "model"]]))
+    ]
+    assert summarize(rows, log)["model"]["predicted_speedup"] == pytest.approx(2 / (0.25 + 1.2))
+    again = CostLog(Slowing(9.0), tmp_path / "costs.jsonl")
+    for number in (0, 3):
+        again.measure(number)
+    assert again.turns == log.turns
+
+
+def test_a_turn_holds_a_draft_step_beside_each_width():
+    model = tiny_llama()
+    meter = CostMeter(model, noisy_copy(model), prefix_length=16, widest=3)
+    first, second = meter.turn(), meter.turn()
+    assert {name: len(each) for name, each in first.items()} == {"target": 3, "draft": 3}
+    assert first != second
 
 
 @pytest.mark.parametrize(
