@@ -52,8 +52,8 @@ def test_summary_figures_by_hand():
     figures = summarize(rows, COSTS)
     assert figures["plain"] == {
         "num_prompts": 1, "num_tokens": 4, "tokens_per_second": 1.0, "speedup": 1.0, "prefill_seconds": 0.0,
-        "tokens_per_round": 1.0, "peak_memory": None, "predicted_speedup": None, "loop_efficiency": None, "ceiling_speedup": None,
-        "oracle_speedup": None, "best_constant": None, "lossless": True, "text_equal": 1.0,
+        "tokens_per_round": 1.0, "peak_memory": None, "predicted_speedup": None, "loop_efficiency": None,
+        "ceiling_speedup": None, "oracle_speedup": None, "best_constant": None, "lossless": True, "text_equal": 1.0,
     }  # fmt: skip
     ours = figures["model"]
     assert (ours["speedup"], ours["tokens_per_round"], ours["acceptance_rate"]) == (2.0, 2.0, 0.75)
