@@ -102,12 +102,13 @@ def load_assistant(id_or_path: str | os.PathLike[str], target: Any) -> PreTraine
     """What drafts for `target`: a drafter network or exit heads if the checkpoint holds them, else a causal LM, in the target's
     dtype.
 
-    A network is packed for the CPU where its target is: a layer of a tree is several rows.
+    A network is packed for the CPU where its target is (a layer of a tree is several rows), and put in huge pages as well.
     """
     if is_draft_checkpoint(id_or_path):
         network = AutoDrafter.from_pretrained(id_or_path, target=target)
         if any(isinstance(module, PackedLinear) for module in target.modules()):
             pack_linears(network)
+        use_huge_pages(network)
         return network
     if is_exit_heads(id_or_path):
         heads: PreTrainedModel = ExitHeads.from_pretrained(id_or_path, dtype=target.dtype)
