@@ -17,6 +17,7 @@ _TOKEN = (
     0.02  # of a plain step: what each further token of a pass is taken to cost while only plain steps were measured
 )
 _SOUND = 3  # measurements of which one that went wrong is not the median
+_FEW = 20  # tokens up to which a slope is trusted, however few were fed to the widest pass measured
 _STEP = 0.25  # of a plain step: what a draft step is taken to cost before one was measured
 
 
@@ -60,8 +61,8 @@ class MeasuredCosts:
 
     def table(self, rows: int) -> CostTable:
         """Costs of a batch of `rows` rows, by width."""
-        known = self._known()
-        passes = tuple((width, _between(known, rows * width)) for width in range(1, self.longest + 2))
+        known, trusted = self._known(), max(_FEW, 2 * max(self._passes))
+        passes = tuple((width, _priced(known, rows * width, trusted)) for width in range(1, self.longest + 2))
         return CostTable(self._step(rows, passes[0][1]), passes)
 
     def _known(self) -> list[tuple[int, float]]:
@@ -87,6 +88,13 @@ class MeasuredCosts:
             return _STEP * plain
         nearest = min(self._steps, key=lambda known: (abs(known - rows), known))
         return statistics.median_low(self._steps[nearest])
+
+
+def _priced(known: list[tuple[int, float]], tokens: int, trusted: int) -> float:
+    """Seconds of a pass fed so many tokens. Beyond what is trusted the price grows with them, so that a batch finds out in steps
+    what wide passes cost: one slow plain step would make them look free."""
+    seconds = _between(known, tokens)
+    return seconds if tokens <= trusted else max(seconds, _between(known, trusted) * tokens / trusted)
 
 
 def _between(known: list[tuple[int, float]], tokens: int) -> float:
