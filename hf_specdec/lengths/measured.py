@@ -91,8 +91,8 @@ class MeasuredCosts:
 
 
 def _priced(known: list[tuple[int, float]], tokens: int, trusted: int) -> float:
-    """Seconds of a pass fed so many tokens. Beyond what is trusted the price grows with them, so that a batch finds out in steps
-    what wide passes cost: one slow plain step would make them look free."""
+    """Seconds of a pass fed so many tokens. Beyond what is trusted the price grows with them, so that a batch finds out in
+    steps what wide passes cost: one slow plain step would make them look free."""
     seconds = _between(known, tokens)
     return seconds if tokens <= trusted else max(seconds, _between(known, trusted) * tokens / trusted)
 

@@ -62,3 +62,24 @@ def test_what_was_measured_once_counts_only_if_narrow_passes_would_not_have_been
     for _ in range(2):
         costs.add_pass(1, 3, 3.5)
     assert costs.table(1).pass_seconds(3) == pytest.approx(3.5)
+
+
+def test_a_batch_finds_out_in_steps_what_wide_passes_cost():
+    """One slow plain step would make them look free: the slope is then none at all."""
+    costs = MeasuredCosts(longest=16)
+    costs.add_pass(rows=8, width=1, seconds=0.9)
+    costs.add_pass(rows=8, width=3, seconds=0.8)
+    table = costs.table(rows=8)
+    assert [table.pass_seconds(width) for width in (1, 3, 6)] == [0.8] * 3
+    assert table.pass_seconds(7) == pytest.approx(0.8 * 7 / 6)
+    assert table.pass_seconds(17) == pytest.approx(0.8 * 17 / 6)
+    costs.add_pass(rows=8, width=6, seconds=1.2)
+    assert costs.table(rows=8).pass_seconds(12) == pytest.approx(1.2 + 0.4 * 48 / 40)
+
+
+def test_the_slope_is_trusted_where_few_tokens_are_fed():
+    costs = MeasuredCosts(longest=16)
+    for width, seconds in ((1, 0.30), (2, 0.31)):
+        for _ in range(3):
+            costs.add_pass(rows=1, width=width, seconds=seconds)
+    assert costs.table(rows=1).pass_seconds(17) == pytest.approx(0.46)
