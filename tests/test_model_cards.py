@@ -24,6 +24,8 @@ def test_a_card_is_what_its_figures_say(repo, tmp_path, name):
     card, results = repo / "model_cards" / name / "README.md", repo / "model_cards" / name / "results.json"
     assert rendered(name, results, card) == card.read_text(encoding="utf-8")
     check_card(card.parent)
+    assert "(results.png)" in card.read_text(encoding="utf-8")
+    assert (card.parent / "results.png").read_bytes().startswith(b"\x89PNG")
     measured = json.loads(results.read_text())
     assert measured["environment"]["assistant"] == name
     assert all(figures["text_equal"] == 1.0 for arms in measured["summary"].values() for figures in arms.values())
