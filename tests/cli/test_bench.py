@@ -234,7 +234,8 @@ def test_resuming_with_other_models_prompts_or_configs_is_refused(pair, data, tm
 def test_a_dotted_output_keeps_its_name(pair, data, tmp_path, run_json):
     printed = run_json(*options_for(pair, data, tmp_path / "pair-1.5", "--arms", "plain,ngram-2", "--limit", "1"))
     assert {path.name for path in tmp_path.glob("pair-1.5.*")} == {
-        "pair-1.5.json", "pair-1.5.md", "pair-1.5.png", "pair-1.5.tasks.rows.jsonl", "pair-1.5.tasks.rows.settings.json",
+        "pair-1.5.json", "pair-1.5.md", "pair-1.5.png", "pair-1.5.tasks.costs.jsonl", "pair-1.5.tasks.rows.jsonl",
+        "pair-1.5.tasks.rows.settings.json",
     }  # fmt: skip
     assert printed["environment"]["baseline"] == "eager"  # layers as small as these stay as they are
     assert printed["environment"]["dtype"] == "float32"
