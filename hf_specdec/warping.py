@@ -14,8 +14,8 @@ __all__ = ["are_row_independent", "only_row_independent", "warp", "whole_law"]
 
 
 def whole_law(temperature: float | None) -> dict[str, Any]:
-    """Options of `generate` that sample the model's whole law at a temperature, whatever its checkpoint cuts off; for 0 or
-    None those of greedy decoding."""
+    """Options of `generate` that sample the model's law at a temperature, without top-k and top-p; for 0 or None those of
+    greedy decoding."""
     return (
         {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
         if temperature

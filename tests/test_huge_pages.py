@@ -8,6 +8,8 @@ from torch import nn
 
 from hf_specdec import load_model, pack_linears
 from hf_specdec.huge_pages import use_huge_pages
+from hf_specdec.loading import load_assistant
+from tests.networks import drafter_for, small_target
 from tests.toys import tiny_llama
 
 
@@ -86,3 +88,11 @@ def test_loading_asks_for_them(tmp_path, monkeypatch):
     tiny_llama().save_pretrained(tmp_path)
     model = load_model(tmp_path)
     assert asked == [model]
+
+
+def test_a_network_goes_where_its_target_is(tmp_path, monkeypatch):
+    target, asked = small_target(), []
+    drafter_for(target, "eagle3").save_pretrained(tmp_path)
+    monkeypatch.setattr("hf_specdec.loading.use_huge_pages", asked.append)
+    network = load_assistant(tmp_path, target)
+    assert asked == [network]

@@ -16,6 +16,8 @@ from hf_specdec.files import mended_lines
 
 __all__ = ["CostLog", "Priced", "typical_costs"]
 
+_ENOUGH = 5  # turns whose medians count
+
 
 class Priced(Protocol):
     """Costs that may depend on when something ran."""
@@ -31,9 +33,9 @@ class Priced(Protocol):
 @final
 @dataclass
 class CostLog:
-    """Turns of a [`CostMeter`], one before each prompt and one after the last (ours).
+    """Turns of a [`CostMeter`], one before each prompt and one or more after the last (ours).
 
-    The shape of the costs is that of the whole run, medians of many readings; each prompt has a pace of its own, the median
+    The shape of the costs is that of the whole run, medians over its turns; each prompt has a pace of its own, the median
     of what the readings of the turns before and after it took in terms of these.
 
     Args:
@@ -50,8 +52,15 @@ class CostLog:
             number, turn = json.loads(line)
             self.turns[number] = turn
 
+    def complete(self, num_prompts: int) -> None:
+        """The turn after the last prompt, and more where a run is so short that medians would be of too few."""
+        self.measure(num_prompts)
+        for number in range(num_prompts + 1, num_prompts + _ENOUGH):
+            if len(self.turns) < _ENOUGH:
+                self.measure(number)
+
     def measure(self, number: int) -> None:
-        """The turn before prompt `number`, unless it is known."""
+        """The turn before prompt `number` (`int`), unless it is known."""
         if number in self.turns:
             return
         self.turns[number] = self.meter.turn()
@@ -62,9 +71,12 @@ class CostLog:
 
     @cached_property
     def typical(self) -> Costs:
+        """Medians over the turns so far, of which there is one at least."""
         return typical_costs([self])
 
     def beside(self, prompt: int) -> Costs:
+        """The typical costs at the pace of the time when prompt `prompt` (`int`) was decoded; where that was not measured, at
+        the typical one."""
         turns = [self.turns[number] for number in (prompt, prompt + 1) if number in self.turns]
         return self.typical.times(_pace(turns, self.typical)) if turns else self.typical
 
@@ -76,8 +88,8 @@ def typical_costs(logs: Sequence[CostLog]) -> Costs:
 
 def _pace(turns: Iterable[Turn], typical: Costs) -> float:
     """How slow the machine was in some turns."""
-    expected = {
-        "target": list(typical.target.values()),
+    expected: dict[str, list[float | None]] = {
+        "target": [*typical.target.values()],
         "draft": [typical.draft_step] * len(typical.target),
         "reduced": [typical.reduced_step] * len(typical.target),
     }

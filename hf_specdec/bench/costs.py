@@ -56,11 +56,11 @@ class Costs:
 
     def times(self, pace: float) -> Costs:
         """The costs of a machine that takes `pace` times as long."""
-        steps = {
-            name: None if each is None else each * pace
-            for name, each in (("draft_step", self.draft_step), ("reduced_step", self.reduced_step))
-        }
-        return replace(self, target={width: seconds * pace for width, seconds in self.target.items()}, **steps)
+        draft_step, reduced_step = (
+            None if each is None else each * pace for each in (self.draft_step, self.reduced_step)
+        )
+        target = {width: seconds * pace for width, seconds in self.target.items()}
+        return replace(self, target=target, draft_step=draft_step, reduced_step=reduced_step)
 
     @property
     def c(self) -> float | None:
@@ -89,7 +89,8 @@ class CostMeter:
     """Measures target passes of 1 to `widest` tokens and draft steps in turn.
 
     What is timed is the call of the model with a cache and the arrival of its logits, and nothing of this package: no
-    masks, no bookkeeping. What a pass left in the cache is cropped before the next, outside the time.
+    masks, no bookkeeping. What a pass left in the cache is cropped before the next, outside the time. Between turns nothing
+    is kept.
 
     Args:
         target, draft (`PreTrainedModel`): The models; the draft may be a drafter network, or None.
@@ -99,7 +100,6 @@ class CostMeter:
         batch_size (`int`): Rows of each pass.
     """
 
-    @torch.no_grad()
     def __init__(
         self,
         target: Any,
@@ -110,34 +110,33 @@ class CostMeter:
         widest: int = 9,
         batch_size: int = 1,
     ) -> None:
-        vocab_size = target.config.get_text_config().vocab_size
-        tokens = torch.randint(
-            0, vocab_size, (batch_size, prefix_length + widest), generator=torch.Generator().manual_seed(0)
-        )
-        self.prefix_length, self.widest, self.batch_size = prefix_length, widest, batch_size
-        self._target = _Passes(target, tokens, prefix_length)
         drafts = {"draft": draft, "reduced": reduced_draft}
-        self._steps = {
-            name: _Passes(model, tokens, prefix_length) for name, model in drafts.items() if model is not None
-        }
-        self._is_warm = False
+        self._models = {"target": target} | {name: model for name, model in drafts.items() if model is not None}
+        self.prefix_length, self.widest, self.batch_size = prefix_length, widest, batch_size
 
     @torch.no_grad()
     def turn(self) -> Turn:
-        """Seconds of one pass of each width, and of a draft step beside each. Another turn warms up before the first."""
-        if not self._is_warm:
-            self._is_warm = True
-            self.turn()
-        seconds: Turn = {"target": [], **{name: [] for name in self._steps}}
+        """Seconds of one pass of each width, and of a draft step beside each, once every model has run a step untimed."""
+        vocab_size = self._models["target"].config.get_text_config().vocab_size
+        shape = (self.batch_size, self.prefix_length + self.widest)
+        tokens = torch.randint(0, vocab_size, shape, generator=torch.Generator().manual_seed(0))
+        passes = {name: _Passes(model, tokens, self.prefix_length) for name, model in self._models.items()}
+        for each in passes.values():
+            each.seconds(1)
+        seconds: Turn = {name: [] for name in passes}
         for width in range(1, self.widest + 1):
-            seconds["target"].append(self._target.seconds(width))
-            for name, step in self._steps.items():
-                seconds[name].append(step.seconds(1))
+            for name, each in passes.items():
+                seconds[name].append(each.seconds(width if name == "target" else 1))
         return seconds
 
 
 def median_costs(turns: Sequence[Turn], meter: CostMeter) -> Costs:
-    """The medians of some turns of a meter."""
+    """The medians of turns.
+
+    Args:
+        turns (`Sequence[Turn]`): One turn or more.
+        meter ([`CostMeter`]): What measured them.
+    """
     steps = {
         name: statistics.median(seconds for turn in turns for seconds in turn[name])
         for name in ("draft", "reduced")

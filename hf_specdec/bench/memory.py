@@ -36,7 +36,7 @@ class PeakMemory:
         if self.devices:
             return sum(torch.cuda.max_memory_allocated(each) for each in self.devices)
         lines = (line.split() for line in _STATUS.read_text().splitlines())
-        return next(int(line[1]) * 1024 for line in lines if line[0] == "VmHWM:")
+        return next((int(line[1]) * 1024 for line in lines if line[0] == "VmHWM:"), None)
 
 
 def _start_anew() -> bool:

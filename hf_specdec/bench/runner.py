@@ -144,17 +144,15 @@ class Benchmark:
         done = {(row.arm, row.prompt) for row in rows}
         for arm, prompt in self._order():
             if (arm.name, prompt) not in done:
-                self._price(prompt)
+                if self.costs is not None:
+                    self.costs.measure(prompt)
                 row = self.decode(arm, prompt)
                 self._append(row)
                 rows.append(row)
                 progress(row)
-        self._price(len(self.batches))
-        return sorted(rows, key=lambda row: (row.prompt, row.arm))
-
-    def _price(self, prompt: int) -> None:
         if self.costs is not None:
-            self.costs.measure(prompt)
+            self.costs.complete(len(self.batches))
+        return sorted(rows, key=lambda row: (row.prompt, row.arm))
 
     def decode(self, arm: Arm, prompt: int) -> Row:
         """One prompt, or one batch of them, through one arm."""

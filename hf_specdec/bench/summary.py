@@ -96,8 +96,13 @@ def _median_speedup(rows: list[Row], plain: dict[int, Row], seconds: list[float]
     )
 
 
-def _seconds_per_token(plain: dict[int, Row]) -> float:
-    return sum(each.decode_seconds for each in plain.values()) / sum(each.decode_tokens for each in plain.values())
+def _seconds_per_token(plain: dict[int, Row], beside: dict[int, Costs], typical: Costs) -> float:
+    """Of plain decoding, as if all prompts had been decoded at the typical pace."""
+    known = {prompt: row for prompt, row in plain.items() if prompt in beside}
+    seconds = sum(
+        row.decode_seconds * typical.pass_seconds(1) / beside[prompt].pass_seconds(1) for prompt, row in known.items()
+    )
+    return seconds / sum(row.decode_tokens for row in known.values())
 
 
 def _num_emitted(rows: list[Row]) -> int:
@@ -157,7 +162,9 @@ def _predictions(
         "predicted_speedup": _median_speedup(rows, plain, replayed),
         "replayed_tokens_per_second": _num_emitted(rows) / sum(replayed),
         "oracle_speedup": _median_speedup(rows, plain, fastest),
-        "best_constant": None if rows[0].batch else best_constant(rows, typical, _seconds_per_token(plain)),
+        "best_constant": None
+        if rows[0].batch
+        else best_constant(rows, typical, _seconds_per_token(plain, beside, typical)),
     }
 
 

@@ -134,13 +134,15 @@ def bench(
         reduced = None if vocabulary is None else reduce_head(models.assistant, vocabulary.token_ids)
         meter = CostMeter(models.target, models.assistant, reduced_draft=reduced, batch_size=batch_size)
         rows = {}
+        for checkpoint in checkpoints.values():
+            checkpoint.begin(resume)
         for name, benchmark in benchmarks.items():
-            checkpoints[name].begin(resume)
             benchmark.costs = CostLog(meter, checkpoints[name].costs)
             with progress_bar(name) as show:
                 rows[name] = _run(benchmark, show)
         summary = {name: _figures(benchmark, rows[name]) for name, benchmark in benchmarks.items()}
-    environment = _environment(models, list(benchmarks.values()), settings)
+    size = None if vocabulary is None else f"{draft_vocabulary.name}, {len(vocabulary.token_ids)} ids"
+    environment = _environment(models, list(benchmarks.values()), settings, size)
     paths = write_report(out, summary, rows if keep_rows else {}, environment)
     if as_json:
         print_json({"summary": summary, "environment": environment})
@@ -279,7 +281,9 @@ def _law(settings: dict[str, Any]) -> str:
     return f"sampled at temperature {settings['temperature']:g}, seed {settings['seed']}"
 
 
-def _environment(models: Models, benchmarks: list[Benchmark], settings: dict[str, Any]) -> dict[str, Any]:
+def _environment(
+    models: Models, benchmarks: list[Benchmark], settings: dict[str, Any], vocabulary: str | None
+) -> dict[str, Any]:
     import torch
 
     from hf_specdec.bench.cost_log import typical_costs
@@ -297,6 +301,7 @@ def _environment(models: Models, benchmarks: list[Benchmark], settings: dict[str
         "decoding": f"{_law(settings)}, {settings['max_new_tokens']} new tokens at most, EOS on",
         "prompts": settings["limit"] or "all",
         "batch_size": settings["batch_size"],
+        **({"draft_vocabulary": vocabulary} if vocabulary else {}),
         "date": date.today().isoformat(),
         "versions": versions(),
         "costs": typical_costs([each.costs for each in benchmarks if each.costs is not None]).to_dict(),

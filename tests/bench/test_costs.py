@@ -92,8 +92,8 @@ def test_what_is_timed_is_the_bare_model(monkeypatch):
         with_kwargs=True,
     )
     monkeypatch.delattr(PrefixLM, "run")
-    measure_costs(model, None, prefix_length=16, widest=3, repeats=2)  # after a turn that warms up
-    assert fed == [(16, 0), *[(1, 16), (2, 16), (3, 16)] * 3]
+    measure_costs(model, None, prefix_length=16, widest=3, repeats=2)
+    assert fed == [(16, 0), (1, 16), (1, 16), (2, 16), (3, 16)] * 2  # the first step of a turn is not timed
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "gemma3"])
@@ -135,7 +135,10 @@ class Slowing:
 def test_each_prompt_is_judged_by_the_pace_of_its_time(tmp_path):
     """A machine that is twice as slow for the second prompt is so for plain decoding and for the passes alike."""
     log = CostLog(Slowing(1.0, 1.0, 2.0, 2.0), tmp_path / "costs.jsonl")
-    for number in (0, 1, 2, 3, 3):
+    for number in (0, 1):
+        log.measure(number)
+    assert log.typical.target[1] == 1.0
+    for number in (2, 3, 3):
         log.measure(number)
     assert log.typical.target == {1: 1.5, 2: pytest.approx(1.8)}
     taken = [log.beside(prompt).target[1] for prompt in range(3)]
@@ -146,7 +149,9 @@ def test_each_prompt_is_judged_by_the_pace_of_its_time(tmp_path):
         for prompt, pace in ((0, 1.0), (2, 2.0))
         for arm, seconds, rounds in (("plain", 4.0, ()), ("model", 3.0, [[1, 2, "model"], [1, 2, "model"]]))
     ]
-    assert summarize(rows, log)["model"]["predicted_speedup"] == pytest.approx(2 / (0.25 + 1.2))
+    figures = summarize(rows, log)["model"]
+    assert figures["predicted_speedup"] == pytest.approx(2 / (0.25 + 1.2))
+    assert figures["best_constant"]["by_length"] == pytest.approx({0: 1.0, 1: 2 / (0.25 + 1.2)})
     again = CostLog(Slowing(9.0), tmp_path / "costs.jsonl")
     for number in (0, 3):
         again.measure(number)
@@ -155,10 +160,19 @@ def test_each_prompt_is_judged_by_the_pace_of_its_time(tmp_path):
 
 def test_a_turn_holds_a_draft_step_beside_each_width():
     model = tiny_llama()
-    meter = CostMeter(model, noisy_copy(model), prefix_length=16, widest=3)
-    first, second = meter.turn(), meter.turn()
-    assert {name: len(each) for name, each in first.items()} == {"target": 3, "draft": 3}
-    assert first != second
+    turn = CostMeter(model, noisy_copy(model), prefix_length=16, widest=3).turn()
+    assert {name: len(each) for name, each in turn.items()} == {"target": 3, "draft": 3}
+
+
+def test_a_short_run_is_measured_until_medians_mean_something():
+    short, long = CostLog(Slowing(*[1.0] * 9)), CostLog(Slowing(*[1.0] * 9))
+    short.measure(0)
+    short.complete(1)
+    assert list(short.turns) == [0, 1, 2, 3, 4]
+    for number in range(6):
+        long.measure(number)
+    long.complete(6)
+    assert list(long.turns) == [*range(7)]
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,8 @@ MANY = 200 * 2**20
 def test_each_peak_is_its_own():
     """What was freed in between counts for the call that held it, and not for the next."""
     quiet = PeakMemory(CPU).read()
+    if quiet is None:
+        pytest.skip("the process may not start its high-water mark anew here")
     first = PeakMemory(CPU)
     torch.ones(MANY // 4)  # written to, so that it is resident, and freed at once
     assert first.read() >= quiet + 0.9 * MANY

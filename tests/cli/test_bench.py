@@ -88,6 +88,21 @@ def test_a_killed_run_resumes_to_the_same_texts_and_counts(pair, data, tmp_path,
     assert texts("killed") == texts("whole")
 
 
+def test_costs_are_measured_beside_every_prompt_once(pair, data, tmp_path, run_json):
+    """Those of an interrupted run are gone on with, those of another run are forgotten, also of data that was not reached."""
+    command = options_for(pair, data, tmp_path / "r", "--arms", "plain,ngram-2")
+    run_json(*command)
+    file = tmp_path / "r.tasks.costs.jsonl"
+    first = file.read_text().splitlines()
+    assert [json.loads(line)[0] for line in first] == [0, 1, 2, 3, 4]
+    file.write_text("\n".join(first[:3]) + "\n")
+    run_json(*command, "--resume")
+    again = file.read_text().splitlines()
+    assert (len(again), again[:3]) == (5, first[:3])
+    run_json(*command)
+    assert not set(first) & set(file.read_text().splitlines())
+
+
 def test_a_batched_run_is_measured_resumed_and_reported(pair, data, tmp_path, run, run_json):
     options = options_for(pair, data, tmp_path / "r", "--arms", "plain,model-3", "--batch-size", "3")
     first = run_json(*options)
@@ -154,6 +169,7 @@ def test_reduced_arms_use_the_vocabulary_and_its_own_costs(pair, data, tmp_path,
     assert "--draft-vocabulary" in run(*command, code=2).stderr
     printed = run_json(*command, "--draft-vocabulary", tmp_path / "words.safetensors")
     assert printed["environment"]["costs"]["reduced_step"] > 0
+    assert printed["environment"]["draft_vocabulary"].startswith("words.safetensors, ")
     figures = printed["summary"]["tasks"]
     assert {name: each["text_equal"] for name, each in figures.items()} == dict.fromkeys(figures, 1.0)
     assert list(figures) == ["plain", "default-reduced", "model-3", "model-reduced-3"]

@@ -37,7 +37,7 @@ def test_both_domains_are_measured_before_and_after(tmp_path, corpus_file):
     }
     assert ("serving", 2, 2) in seen
     logs = {name: len((out / f"{name}-0" / "log.jsonl").read_text().splitlines()) for name in MEANS}
-    assert logs == {"replay": 4, "no-replay": 2}  # as many steps on new texts
+    assert logs == {"replay": 4, "neither": 2}  # as many steps on new texts
     content = json.loads((tmp_path / "continual.json").read_text())
     assert content["summary"]["demo"]["second"].keys() == found["second"].keys()
     assert (out / "first.jsonl").read_text() != (out / "second.jsonl").read_text()

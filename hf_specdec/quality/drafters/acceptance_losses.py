@@ -15,12 +15,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from hf_specdec.demo import corpus, tokenizer
 from hf_specdec.demo.pair import Pair, load_pair
+from hf_specdec.errors import InvalidConfigError
 from hf_specdec.networks import AutoDrafter
 from hf_specdec.quality.drafters.bundle import BUNDLED
+from hf_specdec.quality.drafters.reproduction import Plan
 from hf_specdec.quality.drafters.tau import compare_tau, gain_cell, tau_cell, write_tables
 from hf_specdec.quality.drafters.workshop import (
     Show,
@@ -30,6 +33,7 @@ from hf_specdec.quality.drafters.workshop import (
     keep_plan,
     plan_from,
     target_texts,
+    weights_digest,
     windows,
 )
 from hf_specdec.training.recipes import Recipe, stages_of
@@ -45,6 +49,7 @@ MODES = {
     "sampled": (1.0, (BASELINE, "eal", "wtv", "vat")),
 }
 _MEASURED_ONLY = ("held_out", "measured_tokens", "draft_length", "seeds")
+_SEEN = Plan().texts  # windows that the bundled HASS drafter was trained on
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +57,8 @@ class LossPlan:
     """How much of everything.
 
     Args:
-        texts (`int`): Texts to train on in each mode, of `prompt_tokens` of the corpus and `new_tokens` of the target.
+        texts (`int`): Texts to train on in each mode, of `prompt_tokens` of the corpus and `new_tokens` of the target; they lie
+            half way between those that the bundled HASS drafter was trained on, of which there are 2048.
         steps (`int`): Optimiser steps of each drafter.
         rate (`float`): Highest learning rate.
         held_out (`int`): Prompts that are measured, each continued by `measured_tokens`.
@@ -60,7 +66,7 @@ class LossPlan:
         seeds (`tuple[int, ...]`): Seeds of the training.
     """
 
-    texts: int = 2048
+    texts: int = _SEEN - 1
     prompt_tokens: int = 32
     new_tokens: int = 160
     steps: int = 200
@@ -70,6 +76,10 @@ class LossPlan:
     measured_tokens: int = 128
     draft_length: int = 5
     seeds: tuple[int, ...] = (0, 1, 2)
+
+    def __post_init__(self) -> None:
+        if not 0 < self.texts < _SEEN:
+            raise InvalidConfigError(f"texts must be between 1 and {_SEEN - 1}, got {self.texts}")
 
 
 def compare_losses(
@@ -96,15 +106,19 @@ def compare_losses(
         progress (`Callable[[str, int, int], None]`, *optional*): Called with the name of a part, what is done of it, and all
             there is of it.
 
+    Raises:
+        [`InvalidConfigError`]: If `out` holds what was trained by another plan, or from another drafter.
+
     Returns:
         `dict`: By mode, what [`compare_tau`] says of each loss and of `start`, relative to `kl`.
     """
     out.mkdir(parents=True, exist_ok=True)
-    keep_plan(out / "plan.json", {name: value for name, value in asdict(plan).items() if name not in _MEASURED_ONLY})
+    asked_for = {name: value for name, value in asdict(plan).items() if name not in _MEASURED_ONLY}
+    keep_plan(out / "plan.json", asked_for | {"start": weights_digest(start)})
     training, held_out = (tokenizer.encode_all(pair.tokenizer, side) for side in corpus.load(docs, library))
     prompts = windows(held_out, plan.held_out, plan.prompt_tokens)
-    # Every other window, so that they are not those that the drafter to go on from was trained on.
-    asked = windows(training, 2 * plan.texts, plan.prompt_tokens)[1::2]
+    between = windows(training, 2 * _SEEN - 1, plan.prompt_tokens)[1::2]
+    asked = [between[round(place)] for place in np.linspace(0, len(between) - 1, plan.texts)]
     first = AutoDrafter.from_pretrained(start, target=pair.target, dtype=torch.float32)
     found: dict[str, Any] = {}
     for mode, (temperature, losses) in MODES.items():

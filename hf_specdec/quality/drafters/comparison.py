@@ -30,8 +30,11 @@ class Arm:
     runs: Sequence[Mapping[int, Sequence[Measured]]]
 
     def lengths(self, steps: int) -> NDArray[np.float64]:
-        """`(prompts,)`, the mean over seeds of tau."""
-        found: NDArray[np.float64] = np.mean([[each.tau for each in run[steps]] for run in self.runs], axis=0)
+        """`(prompts,)`, the mean over seeds of tau. Prompts whose answer ends before the first round are left out; they are the
+        same for all drafters."""
+        found: NDArray[np.float64] = np.mean(
+            [[each.tau for each in run[steps] if each.tau] for run in self.runs], axis=0
+        )
         return found
 
 

@@ -32,6 +32,7 @@ from hf_specdec.quality.drafters.workshop import (
     plan_from,
     step_logger,
     target_texts,
+    weights_digest,
     windows,
 )
 from hf_specdec.training.answers import is_held_out
@@ -46,9 +47,9 @@ __all__ = ["MEANS", "ContinualPlan", "compare_means"]
 
 MEANS = {
     "replay": ContinualTraining(),
-    "no-replay": ContinualTraining(replay_share=0.0, reference_weight=0.0),
+    "neither": ContinualTraining(replay_share=0.0, reference_weight=0.0),
 }
-_MEASURED_ONLY = ("held_out", "measured_tokens", "draft_length", "seeds")
+_MEASURED_ONLY = ("held_out", "measured_tokens", "seeds")
 _HELD_OUT_SHARE = 0.1
 
 
@@ -104,12 +105,16 @@ def compare_means(
         progress (`Callable[[str, int, int], None]`, *optional*): Called with the name of a part, what is done of it, and all
             there is of it.
 
+    Raises:
+        [`InvalidConfigError`]: If `out` holds what was trained by another plan, from another drafter, or on other data.
+
     Returns:
-        `dict`: By domain (`first`, `second`), what [`compare_tau`] says of the drafters `before`, `replay` and `no-replay`,
-        relative to `before`.
+        `dict`: By domain (`first`, `second`), what [`compare_tau`] says of the drafters `before`, `replay` (old texts
+        replayed, and a divergence from `before` in the loss) and `neither`, relative to `before`.
     """
     out.mkdir(parents=True, exist_ok=True)
-    keep_plan(out / "plan.json", {name: value for name, value in asdict(plan).items() if name not in _MEASURED_ONLY})
+    asked_for = {name: value for name, value in asdict(plan).items() if name not in _MEASURED_ONLY}
+    keep_plan(out / "plan.json", asked_for | {"start": weights_digest(start)})
     sides = {"first": corpus.load(docs, library), "second": _split(second)}
     asked, prompts = {}, {}
     for domain, documents in sides.items():

@@ -1,14 +1,13 @@
 """RCSD's claim on the bundled demo target: `python -m hf_specdec.quality.drafters.reproduction --docs docs.jsonl --out FOLDER`.
 
-HASS is trained on text that the target writes greedily, then DPO, GRPO and a control of the same number of tokens each go on
-from it, with each seed. All are measured on prompts of held-out documents. A killed run continues when started again with the
-same arguments.
+HASS is trained on text that the target writes greedily, or with `--hass-on corpus` on as much of the corpus itself. Then DPO,
+GRPO and a control of the same number of tokens each go on from it on the target's text, with each seed. All are measured on
+prompts of held-out documents. A killed run continues when started again with the same arguments.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -111,6 +110,7 @@ def reproduce(
     keep_plan(
         out / "plan.json",
         {name: value for name, value in asdict(plan).items() if name not in _MEASURED_ONLY} | asdict(options),
+        later={"hass_on": "target"},
     )
     training, held_out = (tokenizer.encode_all(pair.tokenizer, side) for side in corpus.load(docs, library))
     prompts = windows(held_out, plan.held_out, plan.prompt_tokens)
@@ -122,37 +122,41 @@ def reproduce(
         target=pair.target, prompts=prompts[::3], measured_tokens=plan.measured_tokens,
         evaluate_every=plan.evaluate_every, batch_size=plan.batch_size, progress=progress,
     )  # fmt: skip
-    hass_texts = texts
-    if plan.hass_on == "corpus":
-        pieces = windows(training, plan.texts, plan.prompt_tokens + plan.new_tokens)
-        hass_texts = [Text(tuple(piece), plan.prompt_tokens) for piece in pieces]
-    hass = workshop.drafter(
-        out / "hass", None, hass_texts, [RECIPES["hass"]], steps=plan.hass_steps, rate=plan.hass_rate, seed=0
-    )
-    stages = {name: stages_of(name, options) for name in ("rcsd-dpo", "rcsd-grpo")}
-    stages["control"] = [Recipe("eagle", KLLoss(), num_steps=6, detach=False)]
-    drafters: dict[str, Sequence[DraftNetwork]] = {"hass": [hass]}
-    for name, recipes in stages.items():
-        drafters[name] = [
-            workshop.drafter(
-                out / f"{name}-{seed}",
-                out / "hass",
-                texts,
-                recipes,
-                steps=plan.stage_steps,
-                rate=plan.stage_rate,
-                seed=seed,
-            )
-            for seed in plan.seeds
-        ]
+    drafters = _drafters(workshop, texts, _hass_texts(plan, training, texts), out, plan, options)
     arms = compare_drafters(
         pair.target, drafters, prompts, steps=plan.steps, max_new_tokens=plan.measured_tokens, batch_size=32,
         progress=partial(progress, "measuring"),
     )  # fmt: skip
     found = compare(arms, baseline="hass", control="control")
-    about = {"seeds": list(plan.seeds), "plan": asdict(plan), "rcsd": asdict(options)}
+    about = {"seeds": list(plan.seeds), "hass_on": plan.hass_on, "plan": asdict(plan), "rcsd": asdict(options)}
     write_report(report, found, model="demo", dataset="pydocs", about={**about, "hass_history": history(out / "hass")})
     return found
+
+
+def _drafters(
+    workshop: Workshop, texts: list[Text], hass_texts: list[Text], out: Path, plan: Plan, options: RCSDTraining
+) -> dict[str, list[DraftNetwork]]:
+    """HASS, and by name what goes on from it with each seed."""
+    start = workshop.drafter(
+        out / "hass", None, hass_texts, [RECIPES["hass"]], steps=plan.hass_steps, rate=plan.hass_rate, seed=0
+    )
+    stages = {name: stages_of(name, options) for name in ("rcsd-dpo", "rcsd-grpo")}
+    stages["control"] = [Recipe("eagle", KLLoss(), num_steps=6, detach=False)]
+    pace: dict[str, Any] = {"steps": plan.stage_steps, "rate": plan.stage_rate}
+    return {"hass": [start]} | {
+        name: [
+            workshop.drafter(out / f"{name}-{seed}", out / "hass", texts, recipes, seed=seed, **pace)
+            for seed in plan.seeds
+        ]
+        for name, recipes in stages.items()
+    }
+
+
+def _hass_texts(plan: Plan, corpus_ids: torch.Tensor, written: list[Text]) -> list[Text]:
+    if plan.hass_on == "target":
+        return written
+    pieces = windows(corpus_ids, plan.texts, plan.prompt_tokens + plan.new_tokens)
+    return [Text(tuple(piece), plan.prompt_tokens) for piece in pieces]
 
 
 def _main() -> None:

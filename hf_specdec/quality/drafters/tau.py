@@ -46,7 +46,8 @@ def compare_tau(
 
     Returns:
         `dict`: By name: `tau` with its 95 % `interval` over prompts (of the means over seeds), the `gain` over the baseline in
-        percent, and the paired `difference` from it in tokens per round.
+        percent, and the paired `difference` from it in tokens per round. Prompts whose answer ends before the first round are
+        left out; they are the same for all drafters.
     """
     lengths: dict[str, NDArray[np.float64]] = {}
     done, total = 0, sum(map(len, drafters.values()))
@@ -62,7 +63,7 @@ def compare_tau(
                 batch_size=32,
                 temperature=temperature,
             )
-            runs.append([each.tau for each in found])
+            runs.append([each.tau for each in found if each.tau])
             done += 1
             progress(done, total)
         lengths[name] = np.mean(runs, axis=0)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -14,9 +16,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from hf_specdec.errors import InvalidConfigError
-from hf_specdec.files import mended_lines
+from hf_specdec.files import mended_lines, write_at_once
 from hf_specdec.networks import AutoDrafter, DraftNetwork
 from hf_specdec.networks.export import export_drafter
+from hf_specdec.placement import device_of
 from hf_specdec.training.acceptance import measure
 from hf_specdec.training.kept import KeptFeatures
 from hf_specdec.training.options import TrainingOptions
@@ -37,6 +40,7 @@ __all__ = [
     "plan_from",
     "step_logger",
     "target_texts",
+    "weights_digest",
     "windows",
 ]
 
@@ -54,6 +58,7 @@ class Workshop:
         prompts (`list[list[int]]`): Prompts whose acceptance length is measured in the middle of training; none by default.
         measured_tokens (`int`): How far each is continued.
         evaluate_every (`int`): Steps between measurements.
+        kept ([`KeptFeatures`]): The target's features of all texts so far.
     """
 
     target: Any
@@ -140,23 +145,34 @@ def add_plan(parser: argparse.ArgumentParser, plan: Any) -> None:
 
 
 def plan_from(given: Mapping[str, Any], plan: Any) -> Any:
-    """The plan that the options of [`add_plan`] ask for."""
+    """The plan that the options of [`add_plan`] ask for.
+
+    Args:
+        given (`Mapping[str, Any]`): What the parser found.
+        plan (`Any`): The plan that the options were made from.
+    """
     known = {name: given[name] for name in asdict(plan) if name in given}
     return replace(plan, **known | {"seeds": tuple(given["seeds"])})
 
 
-def keep_plan(file: Path, asked: dict[str, Any]) -> None:
+def weights_digest(drafter: Path) -> str:
+    """A digest of the weights in the folder of a drafter (`Path`)."""
+    return hashlib.sha256((drafter / "model.safetensors").read_bytes()).hexdigest()[:16]
+
+
+def keep_plan(file: Path, asked: dict[str, Any], *, later: Mapping[str, Any] = MappingProxyType({})) -> None:
     """Keeps what a folder's texts and drafters depend on, and refuses to go on with anything else.
 
     Args:
         file (`Path`): Where it stands.
         asked (`dict`): What is asked for now.
+        later (`Mapping[str, Any]`, *optional*): What runs did before they were told, of options that came later.
 
     Raises:
         [`InvalidConfigError`]: If the folder holds what was trained by another plan.
     """
     asked = json.loads(json.dumps(asked))
-    known = json.loads(file.read_text()) if file.exists() else asked
+    known = dict(later) | json.loads(file.read_text()) if file.exists() else asked
     if known != asked:
         changed = [f"{name} {known.get(name)}, now {asked[name]}" for name in asked if known.get(name) != asked[name]]
         raise InvalidConfigError(
@@ -166,7 +182,17 @@ def keep_plan(file: Path, asked: dict[str, Any]) -> None:
 
 
 def windows(ids: torch.Tensor, count: int, length: int) -> list[list[int]]:
-    """Evenly spread windows of a corpus."""
+    """Evenly spread windows of a corpus.
+
+    Args:
+        ids (`torch.LongTensor` of shape `(tokens,)`): The corpus.
+        count (`int`), length (`int`): How many windows, and how long.
+
+    Raises:
+        [`InvalidConfigError`]: If the corpus is shorter than a window.
+    """
+    if len(ids) < length:
+        raise InvalidConfigError(f"the text has {len(ids)} tokens, and a prompt is to have {length}: pass more text")
     starts = torch.linspace(0, len(ids) - length, count).long().tolist()
     return [ids[start : start + length].tolist() for start in starts]
 
@@ -192,12 +218,19 @@ def target_texts(
         progress (`Callable[[int, int], None]`): Called with the number of texts so far and of all.
         temperature (`float`): 0 decodes greedily; above it, the whole law is sampled, each batch with dice of its own.
         batch_size (`int`): Texts decoded at once.
+
+    Raises:
+        [`InvalidConfigError`]: If the file holds texts on other prompts.
     """
-    rows = [json.loads(line) for line in mended_lines(file)]
+    rows = _whole_batches(file, len(prompts), batch_size)
     width, end = len(prompts[0]), target.generation_config.eos_token_id
+    if any(row[:width] != list(prompt) for row, prompt in zip(rows, prompts, strict=False)):
+        raise InvalidConfigError(f"{file} holds texts on other prompts: write to another folder")
     with file.open("a") as lines:
         for first in range(len(rows), len(prompts), batch_size):
-            ids = torch.tensor([list(prompt) for prompt in prompts[first : first + batch_size]])
+            ids = torch.tensor(
+                [list(prompt) for prompt in prompts[first : first + batch_size]], device=device_of(target)
+            )
             with torch.random.fork_rng():
                 torch.manual_seed(first)
                 found = target.generate(
@@ -214,6 +247,15 @@ def target_texts(
             lines.flush()
             progress(len(rows), len(prompts))
     return [Text(tuple(row), width) for row in rows]
+
+
+def _whole_batches(file: Path, count: int, batch_size: int) -> list[list[int]]:
+    """What the file holds, without a batch that a killed run left in part, whose dice would be thrown anew from its middle."""
+    lines = mended_lines(file)
+    whole = len(lines) if len(lines) >= count else len(lines) - len(lines) % batch_size
+    if whole < len(lines):
+        write_at_once(file, "".join(f"{line}\n" for line in lines[:whole]).encode())
+    return [json.loads(line) for line in lines[:whole]]
 
 
 def step_logger(file: Path, show: Callable[[StepLog], None] = lambda log: None) -> Callable[[StepLog], None]:
