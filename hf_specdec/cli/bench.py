@@ -20,6 +20,7 @@ from hf_specdec.cli.texts import encode_prompt, guess_field, read_texts
 
 if TYPE_CHECKING:
     from hf_specdec.bench import Arm, Benchmark, Row
+    from hf_specdec.drafters import DraftVocabulary
 
 
 __all__ = ["bench"]
@@ -141,8 +142,7 @@ def bench(
             with progress_bar(name) as show:
                 rows[name] = _run(benchmark, show)
         summary = {name: _figures(benchmark, rows[name]) for name, benchmark in benchmarks.items()}
-    size = None if vocabulary is None else f"{draft_vocabulary.name}, {len(vocabulary.token_ids)} ids"
-    environment = _environment(models, list(benchmarks.values()), settings, size)
+    environment = _environment(models, list(benchmarks.values()), settings, vocabulary)
     paths = write_report(out, summary, rows if keep_rows else {}, environment)
     if as_json:
         print_json({"summary": summary, "environment": environment})
@@ -282,7 +282,7 @@ def _law(settings: dict[str, Any]) -> str:
 
 
 def _environment(
-    models: Models, benchmarks: list[Benchmark], settings: dict[str, Any], vocabulary: str | None
+    models: Models, benchmarks: list[Benchmark], settings: dict[str, Any], vocabulary: DraftVocabulary | None
 ) -> dict[str, Any]:
     import torch
 
@@ -301,7 +301,11 @@ def _environment(
         "decoding": f"{_law(settings)}, {settings['max_new_tokens']} new tokens at most, EOS on",
         "prompts": settings["limit"] or "all",
         "batch_size": settings["batch_size"],
-        **({"draft_vocabulary": vocabulary} if vocabulary else {}),
+        **(
+            {"draft_vocabulary": f"{settings['draft_vocabulary']}, {len(vocabulary.token_ids)} ids"}
+            if vocabulary
+            else {}
+        ),
         "date": date.today().isoformat(),
         "versions": versions(),
         "costs": typical_costs([each.costs for each in benchmarks if each.costs is not None]).to_dict(),
