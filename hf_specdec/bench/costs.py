@@ -17,9 +17,8 @@ from hf_specdec.networks import DraftNetwork
 
 __all__ = ["CostMeter", "Costs", "Turn", "measure_costs", "median_costs"]
 
-Turn = dict[
-    str, list[float]
-]  # seconds of `target` passes by width from 1 on, and of a `draft` and a `reduced` step beside each
+# Seconds of `target` passes by width from 1 on, and of a `draft` and a `reduced` step beside each.
+Turn = dict[str, list[float]]
 
 
 @dataclass(frozen=True)

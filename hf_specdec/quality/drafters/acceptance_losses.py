@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from hf_specdec.quality.drafters.workshop import (
     keep_plan,
     plan_from,
     target_texts,
+    trained_by,
     weights_digest,
     windows,
 )
@@ -113,8 +114,7 @@ def compare_losses(
         `dict`: By mode, what [`compare_tau`] says of each loss and of `start`, relative to `kl`.
     """
     out.mkdir(parents=True, exist_ok=True)
-    asked_for = {name: value for name, value in asdict(plan).items() if name not in _MEASURED_ONLY}
-    keep_plan(out / "plan.json", asked_for | {"start": weights_digest(start)})
+    keep_plan(out / "plan.json", trained_by(plan, _MEASURED_ONLY) | {"start": weights_digest(start)})
     training, held_out = (tokenizer.encode_all(pair.tokenizer, side) for side in corpus.load(docs, library))
     prompts = windows(held_out, plan.held_out, plan.prompt_tokens)
     between = windows(training, 2 * _SEEN - 1, plan.prompt_tokens)[1::2]

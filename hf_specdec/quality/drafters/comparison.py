@@ -14,7 +14,7 @@ from hf_specdec.quality.statistics import bootstrap_mean, paired_difference
 from hf_specdec.training.acceptance import Measured, measure
 
 
-__all__ = ["Arm", "compare", "compare_drafters"]
+__all__ = ["Arm", "compare", "compare_drafters", "relative_to"]
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,10 @@ def compare_drafters(
     steps: Sequence[int] = (3, 4, 5, 6),
     max_new_tokens: int,
     batch_size: int = 1,
+    temperature: float = 0.0,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Arm]:
-    """Decodes every prompt greedily with every drafter and every number of drafts.
+    """Decodes every prompt with every drafter and every number of drafts.
 
     Args:
         target (`PreTrainedModel`): The target.
@@ -57,9 +58,12 @@ def compare_drafters(
         steps (`Sequence[int]`): Numbers of drafts per round.
         max_new_tokens (`int`): Length of the answers.
         batch_size (`int`): Prompts of one length that are decoded at once.
+        temperature (`float`): 0 decodes greedily.
         progress (`Callable`, *optional*): Called with the number of passes over the prompts so far and of all.
     """
-    options = {"max_new_tokens": max_new_tokens, "batch_size": batch_size}
+    options: dict[str, Any] = {
+        "max_new_tokens": max_new_tokens, "batch_size": batch_size, "temperature": temperature,
+    }  # fmt: skip
     arms = {name: [dict[int, list[Measured]]() for _ in networks] for name, networks in drafters.items()}
     tasks = [(name, seed, k) for name, runs in arms.items() for seed in range(len(runs)) for k in steps]
     for done, (name, seed, k) in enumerate(tasks, start=1):
@@ -67,6 +71,20 @@ def compare_drafters(
         if progress is not None:
             progress(done, len(tasks))
     return [Arm(name, runs) for name, runs in arms.items()]
+
+
+def relative_to(reference: NDArray[np.float64], tau: NDArray[np.float64]) -> dict[str, Any]:
+    """Figures of a drafter beside those of another.
+
+    Args:
+        reference, tau (`numpy.ndarray` of shape `(prompts,)`): Tokens per round of the other and of the drafter.
+
+    Returns:
+        `dict`: `tau`, its 95 % bootstrap `interval` over prompts, and the `gain` in percent.
+    """
+    interval = asdict(bootstrap_mean(tau))
+    gain = 100.0 * (float(tau.mean()) / float(reference.mean()) - 1.0)
+    return {"interval": interval, "tau": interval["mean"], "gain": gain}
 
 
 def compare(arms: Sequence[Arm], *, baseline: str, control: str | None = None) -> dict[str, Any]:
@@ -88,9 +106,7 @@ def compare(arms: Sequence[Arm], *, baseline: str, control: str | None = None) -
         figures[arm.name] = {}
         for k in counts:
             tau, reference = arm.lengths(k), by_name[baseline].lengths(k)
-            row: dict[str, Any] = {"interval": asdict(bootstrap_mean(tau))}
-            row["tau"] = row["interval"]["mean"]
-            row["gain"] = 100.0 * (float(tau.mean()) / float(reference.mean()) - 1.0)
+            row = relative_to(reference, tau)
             if control is not None and arm.name != control:
                 row["difference_from_control"] = asdict(paired_difference(tau, by_name[control].lengths(k)))
             figures[arm.name][str(k)] = row

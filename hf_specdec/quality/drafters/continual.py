@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from hf_specdec.quality.drafters.workshop import (
     plan_from,
     step_logger,
     target_texts,
+    trained_by,
     weights_digest,
     windows,
 )
@@ -113,8 +114,7 @@ def compare_means(
         replayed, and a divergence from `before` in the loss) and `neither`, relative to `before`.
     """
     out.mkdir(parents=True, exist_ok=True)
-    asked_for = {name: value for name, value in asdict(plan).items() if name not in _MEASURED_ONLY}
-    keep_plan(out / "plan.json", asked_for | {"start": weights_digest(start)})
+    keep_plan(out / "plan.json", trained_by(plan, _MEASURED_ONLY) | {"start": weights_digest(start)})
     sides = {"first": corpus.load(docs, library), "second": _split(second)}
     asked, prompts = {}, {}
     for domain, documents in sides.items():

@@ -30,6 +30,7 @@ from hf_specdec.quality.drafters.workshop import (
     keep_plan,
     plan_from,
     target_texts,
+    trained_by,
     windows,
 )
 from hf_specdec.training.losses import KLLoss
@@ -107,11 +108,8 @@ def reproduce(
     """
     out.mkdir(parents=True, exist_ok=True)
     options = options or RCSDTraining()
-    keep_plan(
-        out / "plan.json",
-        {name: value for name, value in asdict(plan).items() if name not in _MEASURED_ONLY} | asdict(options),
-        later={"hass_on": "target"},
-    )
+    asked = trained_by(plan, _MEASURED_ONLY) | asdict(options)
+    keep_plan(out / "plan.json", asked, later={"hass_on": "target"})
     training, held_out = (tokenizer.encode_all(pair.tokenizer, side) for side in corpus.load(docs, library))
     prompts = windows(held_out, plan.held_out, plan.prompt_tokens)
     texts = target_texts(

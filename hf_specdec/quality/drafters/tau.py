@@ -8,14 +8,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from hf_specdec.bench.report import versions
 from hf_specdec.files import write_at_once
 from hf_specdec.networks import DraftNetwork
-from hf_specdec.quality.statistics import bootstrap_mean, paired_difference
-from hf_specdec.training.acceptance import measure
+from hf_specdec.quality.drafters.comparison import compare_drafters, relative_to
+from hf_specdec.quality.statistics import paired_difference
 
 
 __all__ = ["compare_tau", "gain_cell", "tau_cell", "write_tables"]
@@ -49,32 +46,14 @@ def compare_tau(
         percent, and the paired `difference` from it in tokens per round. Prompts whose answer ends before the first round are
         left out; they are the same for all drafters.
     """
-    lengths: dict[str, NDArray[np.float64]] = {}
-    done, total = 0, sum(map(len, drafters.values()))
-    for name, networks in drafters.items():
-        runs = []
-        for network in networks:
-            found = measure(
-                target,
-                network,
-                prompts,
-                steps=steps,
-                max_new_tokens=max_new_tokens,
-                batch_size=32,
-                temperature=temperature,
-            )
-            runs.append([each.tau for each in found if each.tau])
-            done += 1
-            progress(done, total)
-        lengths[name] = np.mean(runs, axis=0)
+    arms = compare_drafters(
+        target, drafters, prompts, steps=(steps,), max_new_tokens=max_new_tokens, batch_size=32, temperature=temperature,
+        progress=progress,
+    )  # fmt: skip
+    lengths = {arm.name: arm.lengths(steps) for arm in arms}
     reference = lengths[baseline]
     return {
-        name: {
-            "tau": float(each.mean()),
-            "interval": asdict(bootstrap_mean(each)),
-            "gain": 100.0 * (float(each.mean()) / float(reference.mean()) - 1.0),
-            "difference": asdict(paired_difference(each, reference)),
-        }
+        name: relative_to(reference, each) | {"difference": asdict(paired_difference(each, reference))}
         for name, each in lengths.items()
     }
 

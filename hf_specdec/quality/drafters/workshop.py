@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -40,6 +40,7 @@ __all__ = [
     "plan_from",
     "step_logger",
     "target_texts",
+    "trained_by",
     "weights_digest",
     "windows",
 ]
@@ -158,6 +159,11 @@ def plan_from(given: Mapping[str, Any], plan: Any) -> Any:
 def weights_digest(drafter: Path) -> str:
     """A digest of the weights in the folder of a drafter (`Path`)."""
     return hashlib.sha256((drafter / "model.safetensors").read_bytes()).hexdigest()[:16]
+
+
+def trained_by(plan: Any, measured_only: Collection[str]) -> dict[str, Any]:
+    """What of a plan its drafters depend on: all (`dict`) but the fields that only say how they are measured."""
+    return {name: value for name, value in asdict(plan).items() if name not in measured_only}
 
 
 def keep_plan(file: Path, asked: dict[str, Any], *, later: Mapping[str, Any] = MappingProxyType({})) -> None:
