@@ -15,6 +15,7 @@ from hf_specdec.configs import CSDConfig
 from hf_specdec.errors import InvalidConfigError
 from hf_specdec.generation import generate
 from hf_specdec.placement import device_of
+from hf_specdec.sequences import pad_left, padding_of
 from hf_specdec.stats import SpeculativeStats
 
 
@@ -67,6 +68,7 @@ def calibrate_csd(
     max_entries: int = 200_000,
     max_new_tokens: int = 256,
     length: int = 6,
+    batch_size: int = 8,
     progress: Callable[[int, int], None] | None = None,
 ) -> CSDCalibration:
     """Decodes the prompts greedily and counts every mismatch that verification reaches; no draft is rescued meanwhile.
@@ -82,6 +84,8 @@ def calibrate_csd(
         max_entries (`int`): Bound of a new memory.
         max_new_tokens (`int`): Longest answer.
         length (`int`): Tokens to draft per round.
+        batch_size (`int`): Prompts that are answered together. It changes the counts only where a full memory drops pairs, or
+            rounding changes a text.
         progress (`Callable`, *optional*): Called with the number of prompts answered and of all prompts.
 
     Raises:
@@ -96,10 +100,11 @@ def calibrate_csd(
         memory=kept, frequency_threshold=math.inf, length=length, drafting="model", guard=None, on_drafter_error="raise"
     )
     found: list[SpeculativeStats] = []
-    for index, prompt in enumerate(prompts):
-        _answer(target, draft, prompt, config, max_new_tokens, found.append)
+    for start in range(0, len(prompts), batch_size):
+        together = prompts[start : start + batch_size]
+        _answer(target, draft, together, config, max_new_tokens, found.append)
         if progress is not None:
-            progress(index + 1, len(prompts))
+            progress(start + len(together), len(prompts))
     counts = [count for _, count in kept.items()]
     familiar = [count for count in counts if count > CSDConfig().frequency_threshold]
     return CSDCalibration(
@@ -129,15 +134,13 @@ def _memory_for(fingerprint: str, memory: CorrectionMemory | None, max_entries: 
 def _answer(
     target: Any,
     draft: Any,
-    prompt: Sequence[int],
+    prompts: Sequence[Sequence[int]],
     config: CSDConfig,
     max_new_tokens: int,
     keep: Callable[[SpeculativeStats], None],
 ) -> None:
-    ids = torch.tensor([list(prompt)], device=device_of(target))
     target.generate(
-        input_ids=ids,
-        attention_mask=torch.ones_like(ids),
+        **pad_left(prompts, padding_of(target), device_of(target)),
         do_sample=False,
         max_new_tokens=max_new_tokens,
         custom_generate=generate,

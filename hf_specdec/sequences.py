@@ -13,7 +13,7 @@ from transformers import EosTokenCriteria, MaxLengthCriteria, StoppingCriteriaLi
 from hf_specdec.records import Draft
 
 
-__all__ = ["Sequences", "end_tokens", "pad_left"]
+__all__ = ["Sequences", "end_tokens", "pad_left", "padding_of"]
 
 
 def end_tokens(given: int | Iterable[int] | None) -> list[int]:
@@ -21,6 +21,12 @@ def end_tokens(given: int | Iterable[int] | None) -> list[int]:
     if given is None:
         return []
     return [given] if isinstance(given, int) else [int(each) for each in given]
+
+
+def padding_of(model: Any) -> int:
+    """A token to pad prompts of a model with, which its attention mask hides: its own padding token, or else 0."""
+    given = model.config.get_text_config().pad_token_id
+    return 0 if given is None else int(given)
 
 
 def pad_left(prompts: Sequence[Sequence[int]], pad_token_id: int, device: Any) -> dict[str, Tensor]:

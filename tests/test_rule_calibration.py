@@ -107,10 +107,10 @@ PROMPTS = [text[:6].tolist() for text in TEXTS]
 
 
 @torch.no_grad()
-def met(pair, tokens, length):
+def met(pair, prompts, tokens, length):
     """The mismatches of plain rounds, without any cache: the draft's greedy tokens against the target's text."""
     found = []
-    for prompt in PROMPTS:
+    for prompt in prompts:
         text = [*prompt, int(pair[0](torch.tensor([prompt])).logits[0, -1].argmax())]
         while len(text) < len(prompt) + tokens:
             room = len(prompt) + tokens - len(text) - 1
@@ -126,11 +126,18 @@ def met(pair, tokens, length):
     return found
 
 
-def test_the_memory_holds_every_mismatch_that_verification_reached(pair):
+@pytest.mark.parametrize("batch_size", [1, 2, 8])
+def test_the_memory_holds_every_mismatch_that_verification_reached(pair, batch_size):
     before = [state_of(model)[:2] for model in pair]
-    found = calibrate_csd(*pair, PROMPTS, max_new_tokens=20, length=3)
+    prompts = [prompt[index:] for index, prompt in enumerate(PROMPTS)]  # of three lengths
+    told = []
+    found = calibrate_csd(
+        *pair, prompts, max_new_tokens=20, length=3, batch_size=batch_size, progress=lambda *step: told.append(step)
+    )
+    assert told[-1] == (3, 3)
+    assert len(told) == math.ceil(3 / batch_size)
     expected = CorrectionMemory(fingerprint=pair_fingerprint(pair[0].config, pair[1].config))
-    expected.add(met(pair, 20, 3))
+    expected.add(met(pair, prompts, 20, 3))
     assert dict(found.memory.items()) == dict(expected.items())
     assert found.memory.fingerprint == expected.fingerprint
     assert found.num_mismatches == sum(count for _, count in expected.items()) > 10

@@ -36,6 +36,7 @@ def csd(
     ] = 200_000,
     max_new_tokens: opt.MaxNewTokens = 256,
     length: Annotated[int, typer.Option("--length", min=1, help="Tokens to draft per round.")] = 6,
+    batch_size: opt.BatchSize = 8,
     dtype: opt.DType = opt.DTypeName.auto,
     device_map: opt.DeviceMap = None,
     quantization: opt.Quantization = None,
@@ -62,6 +63,7 @@ def csd(
         max_entries=max_entries,
         max_new_tokens=max_new_tokens,
         length=length,
+        batch_size=batch_size,
     )
     about = about_pair(target, draft, data, found.memory.fingerprint)
     save.mkdir(parents=True, exist_ok=True)

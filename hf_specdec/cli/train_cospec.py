@@ -63,6 +63,7 @@ def train_cospec(
     ] = 0.05,
     kl_weight: Annotated[float, typer.Option("--kl-weight", help="Holds the policy near the fit to the labels.")] = 0.0,
     held_out: _HeldOut = 0.2,
+    batch_size: opt.BatchSize = 8,
     seed: Annotated[int, typer.Option("--seed", help="Decides weights, choices and dice.")] = 0,
     dtype: opt.DType = opt.DTypeName.auto,
     as_json: opt.Json = False,
@@ -75,7 +76,9 @@ def train_cospec(
     from hf_specdec.cospec import CoSpecOptions, ReinforceOptions
 
     reinforcement = ReinforceOptions(steps, groups, group_size, learning_rate, kl_weight=kl_weight, seed=seed)
-    options = CoSpecOptions(flips_per_prompt=flips, warm_steps=warm_steps, reinforcement=reinforcement, seed=seed)
+    options = CoSpecOptions(
+        flips_per_prompt=flips, warm_steps=warm_steps, reinforcement=reinforcement, batch_size=batch_size, seed=seed
+    )
     settings = {"max_new_tokens": max_new_tokens, "length": length, "speed_weight": speed_weight, "seed": seed}
     _run(target, draft, data, out, limit, chat, examples, dtype, held_out, options, settings, as_json)
 
@@ -94,6 +97,7 @@ def calibrate_cospec(
     flips: _Flips = 8,
     warm_steps: _WarmSteps = 500,
     held_out: _HeldOut = 0.2,
+    batch_size: opt.BatchSize = 8,
     seed: Annotated[int, typer.Option("--seed", help="Decides weights and choices.")] = 0,
     dtype: opt.DType = opt.DTypeName.auto,
     as_json: opt.Json = False,
@@ -103,7 +107,11 @@ def calibrate_cospec(
     from hf_specdec.cospec import CoSpecOptions, ReinforceOptions
 
     options = CoSpecOptions(
-        flips_per_prompt=flips, warm_steps=warm_steps, reinforcement=ReinforceOptions(num_steps=0), seed=seed
+        flips_per_prompt=flips,
+        warm_steps=warm_steps,
+        reinforcement=ReinforceOptions(num_steps=0),
+        batch_size=batch_size,
+        seed=seed,
     )
     settings = {"max_new_tokens": max_new_tokens, "length": length, "seed": seed}
     _run(target, draft, data, out, limit, chat, examples, dtype, held_out, options, settings, as_json)

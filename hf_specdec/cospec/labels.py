@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from hf_specdec.acceptance import FEATURES
 from hf_specdec.bench.batched import eos_token_ids, until_end
 from hf_specdec.cospec.rollouts import Decision, Rollouts
 from hf_specdec.placement import device_of
-from hf_specdec.sequences import pad_left
+from hf_specdec.sequences import pad_left, padding_of
 
 
 __all__ = ["Labelled", "label_mismatches"]
@@ -40,6 +40,7 @@ def label_mismatches(
     *,
     flips_per_prompt: int = 8,
     seed: int = 0,
+    batch_size: int = 8,
     progress: Callable[[int, int], None] | None = None,
 ) -> Labelled:
     """Flips mismatches of the target's greedy answers one at a time to the draft's token, and lets the target go on.
@@ -50,20 +51,26 @@ def label_mismatches(
         rollouts ([`Rollouts`]): Models, prompts and the judge of answers; its policy is not asked.
         flips_per_prompt (`int`): Mismatches per prompt, chosen at random; each costs one answer.
         seed (`int`): Decides the choice.
+        batch_size (`int`): Texts that are decoded together.
         progress (`Callable`, *optional*): Called with the number of prompts done and of all prompts.
     """
     own, dice = rollouts.own(), random.Random(seed)
     features, labels, prompts = [], [], []
-    for index, prompt in enumerate(rollouts.prompts):
-        (text,), (met,), _ = own.decode(index, 1)
-        right = rollouts.is_correct(index, text)
-        chosen = dice.sample(met, min(flips_per_prompt, len(met)))
-        for decision, flipped in zip(chosen, _continued(own, list(prompt), text, chosen), strict=True):
-            features.append(decision.features)
-            labels.append(rollouts.is_correct(index, flipped) or not right)
-            prompts.append(index)
+    for start in range(0, len(rollouts.prompts), batch_size):
+        together = range(start, min(start + batch_size, len(rollouts.prompts)))
+        texts, met, _ = own.decode(together)
+        right = {index: rollouts.is_correct(index, text) for index, text in zip(together, texts, strict=True)}
+        flips = [
+            _Flip(index, text, decision)
+            for index, text, decisions in zip(together, texts, met, strict=True)
+            for decision in dice.sample(decisions, min(flips_per_prompt, len(decisions)))
+        ]
+        for flip, flipped in zip(flips, _continued(own, flips, batch_size), strict=True):
+            features.append(flip.decision.features)
+            labels.append(rollouts.is_correct(flip.prompt, flipped) or not right[flip.prompt])
+            prompts.append(flip.prompt)
         if progress is not None:
-            progress(index + 1, len(rollouts.prompts))
+            progress(together.stop, len(rollouts.prompts))
     return Labelled(
         torch.stack(features) if features else torch.zeros(0, len(FEATURES)),
         torch.tensor(labels, dtype=torch.bool),
@@ -71,24 +78,42 @@ def label_mismatches(
     )
 
 
+@dataclass(frozen=True)
+class _Flip:
+    """A mismatch of the target's own answer (`text`) to a prompt, to be decided for the draft."""
+
+    prompt: int
+    text: list[int]
+    decision: Decision
+
+    @property
+    def start(self) -> list[int]:
+        """The new tokens up to the flipped one."""
+        return [*self.text[: self.decision.place], self.decision.drafted]
+
+
+def _continued(rollouts: Rollouts, flips: Sequence[_Flip], batch_size: int) -> list[list[int]]:
+    """The target's greedy answers after each flip."""
+    texts = []
+    for start in range(0, len(flips), batch_size):
+        texts += _continued_together(rollouts, flips[start : start + batch_size])
+    return texts
+
+
 @torch.no_grad()
-def _continued(rollouts: Rollouts, prompt: list[int], text: list[int], chosen: list[Decision]) -> list[list[int]]:
-    """The target's greedy answers after each flip, decoded together."""
-    if not chosen:
-        return []
+def _continued_together(rollouts: Rollouts, flips: Sequence[_Flip]) -> list[list[int]]:
     target: Any = rollouts.target
-    starts = [prompt + text[: each.column - len(prompt)] + [each.drafted] for each in chosen]
+    starts = [flip.start for flip in flips]
     inputs = pad_left(
-        starts, 0 if target.config.pad_token_id is None else target.config.pad_token_id, device_of(target)
+        [[*rollouts.prompts[flip.prompt], *start] for flip, start in zip(flips, starts, strict=True)],
+        padding_of(target),
+        device_of(target),
     )
     eos = eos_token_ids(target)
-    room = max(rollouts.max_new_tokens - min(map(len, starts)) + len(prompt), 1)
+    room = max(rollouts.max_new_tokens - min(map(len, starts)), 1)
     out = target.generate(**inputs, do_sample=False, max_new_tokens=room, pad_token_id=0)
-    width = inputs["input_ids"].shape[1]
     texts = []
-    for start, row in zip(starts, out[:, width:].tolist(), strict=True):
-        written = start[len(prompt) :]
-        if written[-1] not in eos:
-            written = until_end(written + row, eos)
+    for start, row in zip(starts, out[:, inputs["input_ids"].shape[1] :].tolist(), strict=True):
+        written = start if start[-1] in eos else until_end(start + row, eos)
         texts.append(written[: rollouts.max_new_tokens])
     return texts

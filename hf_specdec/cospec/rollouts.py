@@ -18,6 +18,7 @@ from hf_specdec.bench.batched import eos_token_ids, until_end
 from hf_specdec.cospec.reinforce import Episode
 from hf_specdec.placement import device_of
 from hf_specdec.records import Evidence, Judged, Outcome
+from hf_specdec.sequences import pad_left, padding_of
 
 
 __all__ = ["ArbitrationSampler", "Decision", "Rollouts"]
@@ -25,9 +26,9 @@ __all__ = ["ArbitrationSampler", "Decision", "Rollouts"]
 
 @dataclass(frozen=True)
 class Decision:
-    """One reached mismatch: where in the text it stands, what was drafted, what the policy saw, whether it was taken."""
+    """One reached mismatch: its place among the new tokens, what was drafted, what the policy saw, whether it was taken."""
 
-    column: int
+    place: int
     drafted: int
     features: Tensor
     taken: bool
@@ -41,6 +42,7 @@ class ArbitrationSampler:
     Args:
         policy ([`ArbitrationPolicy`], *optional*): The policy; without one nothing is taken.
         floor_ratio (`float`): As for [`CoSpec`].
+        prompt_columns (`int`): Columns before the first new token.
         met (`list[list[Decision]]`): Reached mismatches by row.
     """
 
@@ -50,6 +52,7 @@ class ArbitrationSampler:
 
     policy: ArbitrationPolicy | None = None
     floor_ratio: float = 1e-3
+    prompt_columns: int = 0
     met: list[list[Decision]] = field(default_factory=list)
 
     def acceptance(self, evidence: Evidence) -> Tensor:
@@ -76,7 +79,7 @@ class ArbitrationSampler:
         for row, place in decided.nonzero().tolist():
             self.met[row].append(
                 Decision(
-                    int(evidence.place.columns[row, place]),
+                    int(evidence.place.columns[row, place]) - self.prompt_columns,
                     int(evidence.tokens[row, place]),
                     features[row, place],
                     bool(judged.accepted[row, place]),
@@ -119,7 +122,7 @@ class Rollouts:
 
     def __call__(self, prompt: int, number: int) -> list[Episode]:
         """As many episodes of a prompt, decoded together."""
-        texts, met, stats = self.decode(prompt, number)
+        texts, met, stats = self.decode([prompt] * number)
         episodes = []
         for row, text in enumerate(texts):
             reward = float(self.is_correct(prompt, text)) + self.speed_weight * stats.rows[row].tokens_per_round
@@ -127,21 +130,27 @@ class Rollouts:
         return episodes
 
     @torch.no_grad()
-    def decode(self, prompt: int, number: int) -> tuple[list[list[int]], list[list[Decision]], Any]:
-        """The new tokens of each text, the decisions in them, and the statistics of the run."""
-        rule = ArbitrationSampler(self.policy, self.floor_ratio, [[] for _ in range(number)])
-        ids = torch.tensor([list(self.prompts[prompt])] * number, device=device_of(self.target))
+    def decode(self, prompts: Sequence[int]) -> tuple[list[list[int]], list[list[Decision]], Any]:
+        """New tokens of one text for each of these prompts, the decisions in them, and the statistics of the run.
+
+        Args:
+            prompts (`Sequence[int]`): Indices of prompts, answered together; one may stand there more than once.
+        """
+        number = len(prompts)
+        inputs = pad_left([self.prompts[each] for each in prompts], padding_of(self.target), device_of(self.target))
+        width = inputs["input_ids"].shape[1]
+        rule = ArbitrationSampler(self.policy, self.floor_ratio, width, [[] for _ in range(number)])
         seeds = [(self.seed << 32) + self.num_texts + row for row in range(number)]
         self.num_texts += number
         config = SpeculativeConfig(
             acceptance=rule, guard=None, drafting="model", length=self.length, on_drafter_error="raise"
         )
         output = self.target.generate(
-            input_ids=ids, attention_mask=torch.ones_like(ids), assistant_model=self.draft, speculative_config=config,
+            **inputs, assistant_model=self.draft, speculative_config=config,
             do_sample=False, max_new_tokens=self.max_new_tokens, row_seeds=seeds, return_dict_in_generate=True,
         )  # fmt: skip
         eos = eos_token_ids(self.target)
-        texts = [until_end(row, eos) for row in output.sequences[:, ids.shape[1] :].tolist()]
+        texts = [until_end(row, eos) for row in output.sequences[:, width:].tolist()]
         return texts, rule.met, output.speculative_stats
 
     def own(self) -> Rollouts:

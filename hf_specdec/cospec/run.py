@@ -29,6 +29,7 @@ class CoSpecOptions:
         warm_steps (`int`): Steps of the fit to the labels.
         threshold (`float`): The draft is taken above it; agreements are measured with it.
         reinforcement ([`ReinforceOptions`]): The second stage; `num_steps=0` leaves it out.
+        batch_size (`int`): Texts that are decoded together for the labels.
         seed (`int`): Decides the first weights and the choice of mismatches.
     """
 
@@ -37,6 +38,7 @@ class CoSpecOptions:
     warm_steps: int = 500
     threshold: float = 0.5
     reinforcement: ReinforceOptions = field(default_factory=ReinforceOptions)
+    batch_size: int = 8
     seed: int = 0
 
 
@@ -136,7 +138,13 @@ def _labels(
             if on_label is not None:
                 on_label(done + number, total)
 
-        labelled = label_mismatches(side, flips_per_prompt=options.flips_per_prompt, seed=options.seed, progress=show)
+        labelled = label_mismatches(
+            side,
+            flips_per_prompt=options.flips_per_prompt,
+            seed=options.seed,
+            batch_size=options.batch_size,
+            progress=show,
+        )
         if not len(labelled.labels):
             raise InvalidConfigError(
                 f"the target's answers to {len(side.prompts)} prompts hold no mismatch to label: pass more prompts, for "

@@ -17,7 +17,7 @@ def data(tmp_path):
 
 def options_of(pair, data):
     small = ["--max-new-tokens", 10, "--length", 3, "--held-out", 0.4, "--flips", 3, "--warm-steps", 5]
-    return [*pair.options, "--data", data / "questions.jsonl", "--examples", 0, "--no-chat", *small]
+    return [*pair.options, "--data", data / "questions.jsonl", "--examples", 0, "--no-chat", "--batch-size", 4, *small]
 
 
 def test_both_write_a_policy_with_figures_and_card(run, run_json, pair, data):

@@ -41,18 +41,19 @@ def argmax(model, tokens):
 
 def test_decisions_are_the_reached_mismatches(pair):
     ours = rollouts(pair, policy=always(0.5))
-    texts, met, stats = ours.decode(1, 6)
+    texts, met, stats = ours.decode([1] * 6)
     assert len({tuple(text) for text in texts}) > 1  # the rows throw dice of their own
     taken = 0
     for text, decisions in zip(texts, met, strict=True):
         whole = PROMPTS[1] + text
         for each in decisions:
-            before = whole[: each.column]
+            column = len(PROMPTS[1]) + each.place
+            before = whole[:column]
             drafted, wanted = argmax(pair[1], before), argmax(pair[0], before)
             assert each.drafted == drafted != wanted
-            assert whole[each.column] == (drafted if each.taken else wanted)
+            assert whole[column] == (drafted if each.taken else wanted)
             taken += each.taken
-        columns = {each.column for each in decisions if each.taken}
+        columns = {len(PROMPTS[1]) + each.place for each in decisions if each.taken}
         foreign = {c for c in range(len(PROMPTS[1]), len(whole)) if whole[c] != argmax(pair[0], whole[:c])}
         assert columns == foreign
     assert 0 < taken < sum(map(len, met))
@@ -63,10 +64,10 @@ def test_texts_without_a_decision_stand_beside_others(pair):
     """One prompt is answered alike by both models, another is not; and rows end apart."""
     model, draft = pair
     for rows, drafter in ((8, draft), (2, model)):
-        texts, met, _ = rollouts((model, drafter), policy=always(0.5), max_new_tokens=30).decode(1, rows)
+        texts, met, _ = rollouts((model, drafter), policy=always(0.5), max_new_tokens=30).decode([1] * rows)
         for text, decisions in zip(texts, met, strict=True):
             whole = PROMPTS[1] + text
-            columns = {each.column for each in decisions if each.taken}
+            columns = {len(PROMPTS[1]) + each.place for each in decisions if each.taken}
             assert columns == {c for c in range(8, len(whole)) if whole[c] != argmax(model, whole[:c])}
     episodes = [*rollouts((model, model))(0, 1), *rollouts(pair)(0, 1)]
     assert [len(each.taken) > 0 for each in episodes] == [False, True]
@@ -74,7 +75,7 @@ def test_texts_without_a_decision_stand_beside_others(pair):
 
 
 def test_without_a_policy_the_text_is_the_targets(pair):
-    (text,), (met,), _ = rollouts(pair).decode(0, 1)
+    (text,), (met,), _ = rollouts(pair).decode([0])
     plain = pair[0].generate(torch.tensor([PROMPTS[0]]), do_sample=False, max_new_tokens=14)[0, len(PROMPTS[0]) :]
     assert text == plain.tolist()
     assert met
@@ -86,27 +87,38 @@ def test_a_reward_is_correctness_and_speed(pair):
         ours = rollouts(pair, policy=policy, judge=lambda index, text: index == 2, speed_weight=0.1)
         for prompt in (1, 2):
             episodes = ours(prompt, 2)
-            stats = ours.decode(prompt, 2)[2]
+            stats = ours.decode([prompt] * 2)[2]
             for row, episode in enumerate(episodes):
                 expected = (prompt == 2) + 0.1 * stats.rows[row].tokens_per_round
                 assert episode.reward == pytest.approx(expected)
                 assert bool(episode.taken.all()) == (policy is not None) or not len(episode.taken)
 
 
-def test_a_label_is_what_becomes_of_the_answer(pair):
+def test_answers_of_several_prompts_are_those_of_each(pair):
+    """They are padded to one width, which no decision's place may show."""
+    texts, met, _ = rollouts(pair).decode([2, 0, 1])
+    for prompt, text, decisions in zip([2, 0, 1], texts, met, strict=True):
+        (alone,), (decided,), _ = rollouts(pair).decode([prompt])
+        assert text == alone
+        assert [(each.place, each.drafted) for each in decisions] == [(each.place, each.drafted) for each in decided]
+    assert sum(map(len, met)) > 3
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_a_label_is_what_becomes_of_the_answer(pair, batch_size):
     """Right is a text without a certain token; the counterfactual text is decoded plainly, without any cache."""
 
     def judge(index, text):
         return 54 not in text[4:]
 
     ours = rollouts(pair, judge=judge)
-    found = label_mismatches(ours, flips_per_prompt=99)
+    found = label_mismatches(ours, flips_per_prompt=99, batch_size=batch_size)
     expected = []
     for index, prompt in enumerate(PROMPTS):
-        (text,), (met,), _ = ours.decode(index, 1)
+        (text,), (met,), _ = ours.decode([index])
         right = judge(index, text)
         for decision in met:
-            flipped = [*(prompt + text)[: decision.column], decision.drafted]
+            flipped = [*prompt, *text[: decision.place], decision.drafted]
             while len(flipped) < len(prompt) + 14:
                 flipped.append(argmax(pair[0], flipped))
             expected.append((index, judge(index, flipped[len(prompt) :]) or not right))
@@ -120,7 +132,7 @@ def test_a_label_is_what_becomes_of_the_answer(pair):
 def test_training_finds_the_best_policy_of_a_pair(pair, free):
     """Where every text is right the best policy takes every draft, where only the target's own is, none."""
     short = {"max_new_tokens": 5, "speed_weight": 0.2 if free else 0.02}
-    own = [tuple(rollouts(pair, **short).decode(index, 1)[0][0]) for index in range(4)]
+    own = [tuple(rollouts(pair, **short).decode([index])[0][0]) for index in range(4)]
 
     def judge(index, text):
         return free or tuple(text) == own[index]
@@ -133,7 +145,7 @@ def test_training_finds_the_best_policy_of_a_pair(pair, free):
     ours = rollouts(pair, judge=judge, **short)
     held_out = rollouts(pair, PROMPTS[:2], judge=judge, **short)
     result = train_cospec(ours, held_out, options)
-    _, met, _ = rollouts(pair, policy=result.policy, **short).decode(3, 8)
+    _, met, _ = rollouts(pair, policy=result.policy, **short).decode([3] * 8)
     taken = [each.taken for row in met for each in row]
     assert sum(taken) / len(taken) > 0.9 if free else sum(taken) / len(taken) < 0.1
     assert result.held_out_agreement > 0.8 > result.steps[0].taken > 0.1
