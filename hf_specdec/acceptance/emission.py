@@ -40,4 +40,22 @@ def step_tv(rule: AcceptanceRule, evidence: Evidence) -> Tensor:
     """`(batch, width)`, the total variation of the emitted law to the target's, 0 for a lossless rule; NaN where unknown."""
     if rule.lossless:
         return torch.zeros_like(evidence.p_token)
+    if not evidence.do_sample and bool(((evidence.q_token == 1.0) | ~evidence.valid).all()):
+        return _greedy_step_tv(rule, evidence)
     return total_variation(emitted_law(rule, evidence), evidence.p)
+
+
+def _greedy_step_tv(rule: AcceptanceRule, evidence: Evidence) -> Tensor:
+    """The same for point masses on both sides, without laws over the vocabulary: the probability of another token than the
+    target's, 0 where nothing was drafted."""
+    wanted = evidence.scores.argmax(-1)
+    kept = rule.acceptance(evidence)
+    missed = (evidence.tokens != wanted).to(kept.dtype)
+    rejects = (kept != 1.0) & evidence.valid
+    cost = missed * kept
+    for position in rejects.any(0).nonzero()[:, 0].tolist():
+        at = torch.full((evidence.tokens.shape[0],), position, device=evidence.tokens.device)
+        own = rule.replacement(evidence.at(at)).gather(-1, wanted[:, position, None])[:, 0]
+        replaced = (1.0 - kept[:, position]) * (1.0 - own)
+        cost[:, position] += replaced.where(rejects[:, position], 0.0)
+    return cost.where(evidence.valid, 0.0)

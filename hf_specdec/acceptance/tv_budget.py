@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import final
+from weakref import ReferenceType, ref
 
 import torch
 from torch import Tensor
@@ -21,10 +22,19 @@ __all__ = ["TVBudget"]
 
 
 class _Ledger:
-    """What each row has spent, in double precision, inf once it asked for more than was left; committed rounds only."""
+    """What each row has spent, in double precision, inf once it asked for more than was left; committed rounds only. And the
+    costs of the round that is being judged, which are asked for at each step of it."""
 
     def __init__(self) -> None:
         self.spent: Tensor | None = None
+        self._whole: ReferenceType[Evidence] | None = None
+        self._cost = torch.zeros(0)
+
+    def cost(self, rule: AcceptanceRule, whole: Evidence) -> Tensor:
+        """`step_tv` in double precision, measured once for each evidence: no rule learns within a round."""
+        if self._whole is None or self._whole() is not whole:
+            self._whole, self._cost = ref(whole), step_tv(rule, whole).double()
+        return self._cost
 
     def of(self, evidence: Evidence) -> Tensor:
         if self.spent is None:
@@ -113,7 +123,7 @@ class TVBudget(WrappingRule):
     def _whole(self, evidence: Evidence) -> tuple[Tensor, Tensor, Tensor]:
         """Of the whole draft: steps that are cheap enough, their cost, and steps up to which the budget lasts."""
         whole = evidence if evidence.whole is None else evidence.whole
-        cost = step_tv(self.inner, whole).double()
+        cost = self._ledger.cost(self.inner, whole)
         every = torch.ones_like(cost, dtype=torch.bool)
         if self.max_step_tv == self.tv_budget == float("inf"):
             return every, cost, every

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from hf_specdec import ExactConfig, InvalidConfigError, NucleusConfig, SpeculativeConfig
-from hf_specdec.acceptance import ASD, CSD, EASD, EarlyExactGuard, Exact, Nucleus, TopK, TVBudget, step_tv
+from hf_specdec.acceptance import ASD, CSD, EASD, EarlyExactGuard, Exact, Nucleus, TopK, TVBudget, step_tv, tv_budget
+from hf_specdec.acceptance.emission import emitted_law
 from hf_specdec.drafters import ScriptedDrafter
 from hf_specdec.laws import in_nucleus, nucleus, total_variation
 from hf_specdec.quality import RandomRejection
@@ -93,6 +94,27 @@ def test_of_a_point_mass_every_law_is_known(name, do_sample):
         distances.append(float(told.max()))
     exact = ["guard shut", "easd plain", "fly"] + ([] if do_sample else ["lenience", "mentored"])
     assert max(distances) > 1e-3 or name in exact
+
+
+@pytest.mark.parametrize("before", range(6))
+@pytest.mark.parametrize("name", [*sorted(RULES), "random"])
+def test_greedy_distances_along_a_draft_are_those_of_the_laws(name, before):
+    rule = RULES.get(name, RandomRejection(0.4))
+    evidence = every_draft(*tables(before, depth=3), before=before, do_sample=False, point=True)
+    told = total_variation(emitted_law(rule, evidence), evidence.p)
+    assert torch.allclose(step_tv(rule, evidence), told, atol=1e-12)
+    evidence.valid[::2, 1] = False
+    cost = step_tv(rule, evidence)
+    assert not cost[::2, 1].any()
+    assert torch.allclose(cost[1::2], told[1::2], atol=1e-12) or name in ("fly", "asd")  # which look at later drafts
+
+
+def test_a_round_is_measured_once(pair, monkeypatch):
+    seen = []
+    monkeypatch.setattr(tv_budget, "step_tv", lambda *given: seen.append(given) or step_tv(*given))
+    rounds = []
+    decode(pair, config_of(TopK(3), tv_budget=1.0), round_callback=rounds.append)
+    assert 3 < len(seen) == sum(int(each.num_drafted.max()) > 0 for each in rounds)
 
 
 @pytest.mark.parametrize("name", sorted(UNKNOWN))
