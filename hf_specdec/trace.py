@@ -97,7 +97,8 @@ class DecodingTrace:
 
     def add(self, round_: Round) -> None:
         """Takes one round."""
-        costs = round_.marks["step_tv"][self.row].tolist() if "step_tv" in round_.marks else []
+        judged = int(round_.num_verified[self.row])  # a bonus token was not
+        costs = round_.marks["step_tv"][self.row, :judged].tolist() if "step_tv" in round_.marks else []
         for place, (token, decision) in enumerate(
             zip(round_.emitted[self.row], decisions(round_, self.row), strict=True)
         ):

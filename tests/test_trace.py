@@ -54,6 +54,13 @@ def test_rescued_drafts_are_told_apart_by_their_marks():
     ]  # fmt: skip
 
 
+def test_a_bonus_token_costs_nothing_that_stands_where_nothing_was_drafted():
+    """Beside a row with a longer draft."""
+    trace = DecodingTrace(Letters())
+    trace.add(round_([1, 2], 1, 1, 1, marks={"step_tv": torch.tensor([[0.5, 0.25]])}))
+    assert [(piece.decision, piece.step_tv) for piece in trace.pieces] == [("accepted", 0.5), ("bonus", None)]
+
+
 @pytest.fixture(scope="module")
 def run():
     """A relaxed greedy run whose drafts are the plain text with some tokens replaced by the runner-up."""

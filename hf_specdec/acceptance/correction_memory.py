@@ -65,7 +65,8 @@ class CorrectionMemory:
 
     def count(self, draft_token: int, target_token: int) -> int:
         """How often the pair was met; 0 for one that was never met or was dropped."""
-        return self._counts.get((draft_token, target_token), 0)
+        with self._lock:
+            return self._counts.get((draft_token, target_token), 0)
 
     def items(self) -> list[tuple[tuple[int, int], int]]:
         """All `(draft token, target token)` pairs with their counts."""
@@ -89,14 +90,22 @@ class CorrectionMemory:
             self._shrink()
 
     def merge(self, other: CorrectionMemory) -> None:
-        """Adds the counts of another memory to this one.
+        """Adds the counts of another memory to this one. An empty one without a fingerprint takes the other's.
 
         Raises:
-            [`InvalidConfigError`]: If the two are about different pairs of models.
+            [`InvalidConfigError`]: If the two are about different pairs of models, or only one of them says which its counts
+                are about.
         """
         _check_fingerprints(self.fingerprint, other.fingerprint)
-        counts = list(other._counts.items())
+        counts = other.items()
+        for known, unknown, number in ((self, other, len(counts)), (other, self, len(self))):
+            if known.fingerprint and not unknown.fingerprint and number:
+                raise InvalidConfigError(
+                    f"a memory of {number} pairs without a fingerprint does not go together with one of the pair of models "
+                    f"{known.fingerprint}: set its fingerprint first, if it is about the same pair"
+                )
         with self._lock:
+            self.fingerprint = self.fingerprint or other.fingerprint
             for pair, count in counts:
                 self._counts[pair] = self._counts.pop(pair, 0) + count
             self._shrink()

@@ -29,6 +29,19 @@ class _Ledger:
         self.spent: Tensor | None = None
         self._whole: ReferenceType[Evidence] | None = None
         self._cost = torch.zeros(0)
+        self._steps: list[tuple[Tensor, Tensor, Tensor]] = []
+
+    def keep(self, first: int, steps: tuple[Tensor, Tensor, Tensor]) -> None:
+        """Takes what was decided about the positions from `first` on, where a draft is judged position by position: what a
+        later one is shown of those before it may differ, since processors have then seen them."""
+        if first == 0:
+            self._steps = []
+        self._steps += zip(*(each.unbind(-1) for each in steps), strict=True)
+
+    def kept(self, number: int) -> tuple[Tensor, Tensor, Tensor]:
+        """What was decided about the first positions, each `(batch, number)`."""
+        cheap, cost, within = (torch.stack(each, -1) for each in zip(*self._steps[:number], strict=True))
+        return cheap, cost, within
 
     def cost(self, rule: AcceptanceRule, whole: Evidence) -> Tensor:
         """`step_tv` in double precision, measured once for each evidence: no rule learns within a round."""
@@ -72,6 +85,9 @@ class TVBudget(WrappingRule):
 
     def acceptance(self, evidence: Evidence) -> Tensor:
         allowed, _ = self._decide(evidence)
+        if evidence.whole is not None and evidence.index is None:
+            cheap, cost, within = (_shown(each, evidence) for each in self._whole(evidence))
+            self._ledger.keep(evidence.first, (cheap, cost, within))
         return torch.where(allowed, self.inner.acceptance(evidence), exact_acceptance(evidence))
 
     def replacement(self, evidence: Evidence) -> Tensor:
@@ -92,7 +108,7 @@ class TVBudget(WrappingRule):
         """Charges the round. Counts what the inner rule does, about drafts which it decided, and: `rescued`, see `explain`;
         `rejected` drafts; `changed`, positions where the exact rule with the same dice would have decided otherwise and
         another token was emitted; `tv_limited`, positions that a limit made exact."""
-        (allowed, cost), spent = self._decide(judged.evidence), self._ledger.of(judged.evidence)
+        (allowed, cost), spent = self._decided(judged.evidence), self._ledger.of(judged.evidence)
         reached, accepted = (each.to(allowed.device) for each in (judged.reached, judged.accepted))
         rescued, overruled = _decisions(judged)
         counts = {
@@ -101,14 +117,14 @@ class TVBudget(WrappingRule):
             "changed": (rescued | overruled).sum(-1),
             "tv_limited": (reached & ~allowed).sum(-1),
         }
-        exhausted = (reached & self._exceeds(judged.evidence)).any(-1)
+        exhausted = (reached & ~self._when_judged(judged.evidence)[2]).any(-1)
         spent += cost.where(reached, 0.0).nan_to_num(0.0).sum(-1)
         spent[exhausted] = float("inf")
         return {**self.observed_by_inner(replace(judged, accepted=accepted & allowed)), **counts}
 
     def explain(self, judged: Judged) -> Mapping[str, Tensor]:
         """`rescued`, kept drafts that the same dice under the exact rule would have rejected, and `step_tv`, the cost."""
-        return {"rescued": _decisions(judged)[0], "step_tv": self._decide(judged.evidence)[1]}
+        return {"rescued": _decisions(judged)[0], "step_tv": self._decided(judged.evidence)[1]}
 
     def _decide(self, evidence: Evidence) -> tuple[Tensor, Tensor]:
         """`(batch, width)`, where the inner rule may decide, and what each step costs in double precision, 0 where it may
@@ -116,9 +132,16 @@ class TVBudget(WrappingRule):
         allowed, cost, within = self._whole(evidence)
         return _shown(allowed & within, evidence), _shown(cost.where(allowed & within, 0.0), evidence)
 
-    def _exceeds(self, evidence: Evidence) -> Tensor:
-        """`(batch, width)`, steps that ask for more than is left of the budget, and those after them."""
-        return _shown(~self._whole(evidence)[2], evidence)
+    def _decided(self, evidence: Evidence) -> tuple[Tensor, Tensor]:
+        """The same of a round that was judged."""
+        cheap, cost, within = self._when_judged(evidence)
+        return cheap & within, cost.where(cheap & within, 0.0)
+
+    def _when_judged(self, evidence: Evidence) -> tuple[Tensor, Tensor, Tensor]:
+        """What `_whole` said when the positions were judged."""
+        if evidence.whole is None:
+            return self._whole(evidence)
+        return self._ledger.kept(evidence.tokens.shape[1])
 
     def _whole(self, evidence: Evidence) -> tuple[Tensor, Tensor, Tensor]:
         """Of the whole draft: steps that are cheap enough, their cost, and steps up to which the budget lasts."""

@@ -19,6 +19,7 @@ from hf_specdec.errors import InvalidConfigError
 from hf_specdec.files import write_at_once
 from hf_specdec.quality.plots import draw_speed
 from hf_specdec.quality.report import interval
+from hf_specdec.quality.rule_arms import procedure_arm
 from hf_specdec.quality.summary import pareto_front
 
 
@@ -30,30 +31,63 @@ _FIGURES = {
     "mean_step_tv": ("mean step TV", "{:.4f}"),
     "max_step_tv": ("max step TV", "{:.2f}"),
 }
+_MAY_DIFFER = ("memory", "policy", "tv")
 _BASE = "exact"  # the arm that the others are compared with
 
 
 def join(reports: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """`summary`, `settings`, `environment` and `answers`, each by the task of its report.
 
+    A further report of a task adds the arms that need what was learnt before: those of a calibrated memory or a policy.
+
     Args:
         reports (`Sequence[dict]`): The contents of reports of `specdec quality`.
 
     Raises:
-        [`InvalidConfigError`]: If the reports are of different models, or two of one task.
+        [`InvalidConfigError`]: If the reports are of different models, or two of one task were measured differently.
     """
     for key in ("target", "assistant"):
         if len(models := {report["settings"][key] for report in reports}) > 1:
             raise InvalidConfigError(f"expected reports of one {key}, got those of {', '.join(map(str, models))}")
-    by_task = {report["settings"].get("task", "gsm8k"): report for report in reports}
-    if len(by_task) < len(reports):
-        raise InvalidConfigError(f"expected one report of each task, got {len(reports)} of {', '.join(by_task)}")
+    by_task: dict[str, dict[str, Any]] = {}
+    for report in reports:
+        task = report["settings"].get("task", "gsm8k")
+        by_task[task] = report if task not in by_task else _added(by_task[task], report, task)
     keys = ("summary", "settings", "environment", "answers")
     return {key: {task: report[key] for task, report in by_task.items()} for key in keys}
 
 
-def markdown(joint: dict[str, dict[str, Any]]) -> str:
-    """One table of all arms, and below it what they were measured with."""
+def _added(first: dict[str, Any], more: dict[str, Any], task: str) -> dict[str, Any]:
+    settings, others = first["settings"], more["settings"]
+    differing = sorted(
+        key for key in (settings.keys() | others.keys()) - set(_MAY_DIFFER) if settings.get(key) != others.get(key)
+    )
+    if differing:
+        raise InvalidConfigError(
+            f"two reports of {task} go together if they were measured alike, but these differ in {', '.join(differing)}"
+        )
+    names = {arm: _name(arm, first["summary"], others) for arm in more["summary"]}
+    summary = {name: more["summary"][arm] for arm, name in names.items() if name is not None}
+    if not summary:
+        raise InvalidConfigError(f"two reports of {task} hold the same arms: pass one of them")
+    answers = [each | {"arm": names[each["arm"]]} for each in more["answers"] if names[each["arm"]] is not None]
+    return first | {
+        "summary": first["summary"] | summary,
+        "settings": settings | {key: others[key] for key in _MAY_DIFFER if key in others},
+        "answers": first["answers"] + answers,
+    }
+
+
+def _name(arm: str, known: dict[str, Any], settings: dict[str, Any]) -> str | None:
+    """What an arm of a further report is called; None for one that is known."""
+    if arm not in known:
+        return arm
+    learnt = {"csd": "memory", "cospec": "policy"}.get(arm)
+    return f"{arm}-calibrated" if learnt in settings and f"{arm}-calibrated" not in known else None
+
+
+def markdown(joint: dict[str, dict[str, Any]], notes: Sequence[str] = ()) -> str:
+    """One table of all arms, and below it what they were measured with and the notes."""
     summaries = joint["summary"]
     arms = list(dict.fromkeys(arm for summary in summaries.values() for arm in summary))
     titles = ["arm"]
@@ -68,6 +102,9 @@ def markdown(joint: dict[str, dict[str, Any]]) -> str:
         f"- {name}: {', '.join(f'`{arm}`' for arm in pareto_front(summary))}" for name, summary in summaries.items()
     ]
     lines += ["", "Pareto front of accuracy and tokens/s:", "", *fronts]
+    if any(procedure_arm(arm) is not None for arm in arms):
+        lines += ["", "`rsd` answers one question at a time, so its speed stands outside the comparison."]
+    lines += ["", *(f"- {note}" for note in notes)] if notes else []
     for name in summaries:
         about = joint["settings"][name] | joint["environment"][name]
         lines += ["", f"## {name} was measured with", "", *(f"- {key}: {plain(value)}" for key, value in about.items())]
@@ -104,10 +141,14 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("reports", nargs="+", type=Path, help="JSON reports of specdec quality")
     parser.add_argument("--out", required=True, type=Path, help="writes OUT.json, OUT.md and OUT.png")
+    parser.add_argument("--note", action="append", default=[], help="a remark below the table; may be given repeatedly")
     options = parser.parse_args(arguments)
     joint = join([json.loads(report.read_text(encoding="utf-8")) for report in options.reports])
-    write_at_once(options.out.with_name(options.out.name + ".json"), (json.dumps(joint, indent=1) + "\n").encode())
-    write_at_once(options.out.with_name(options.out.name + ".md"), markdown(joint).encode())
+    write_at_once(
+        options.out.with_name(options.out.name + ".json"),
+        (json.dumps(joint | {"notes": options.note}, indent=1) + "\n").encode(),
+    )
+    write_at_once(options.out.with_name(options.out.name + ".md"), markdown(joint, options.note).encode())
     write_at_once(options.out.with_name(options.out.name + ".png"), plot(joint))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from typing import Any
 
+from hf_specdec.quality.rule_arms import procedure_arm
 from hf_specdec.quality.summary import pareto_front
 
 
@@ -49,8 +50,9 @@ def draw_speed(axis: Any, summary: dict[str, dict[str, Any]]) -> None:
     points = {name: (each["tokens_per_second"], 100 * each["accuracy"]["mean"]) for name, each in summary.items()}
     axis.plot(*zip(*(points[name] for name in front), strict=True), color="#2a9d8f", linewidth=1, zorder=0)
     for name, (speed, accuracy) in points.items():
-        best = name in front
-        axis.scatter([speed], [accuracy], color="#2a9d8f" if best else "#8a8f98", marker="D" if best else "o", s=28)
+        best, alone = name in front, procedure_arm(name) is not None  # whose speed is that of single questions
+        marker = "D" if best else "x" if alone else "o"
+        axis.scatter([speed], [accuracy], color="#2a9d8f" if best else "#8a8f98", marker=marker, s=28)
         axis.annotate(name, (speed, accuracy), xytext=(4, 4), textcoords="offset points", fontsize=8)
     axis.set(title="accuracy and speed; diamonds: the Pareto front", xlabel="tokens/s", ylabel="% of questions")
 

@@ -59,13 +59,16 @@ def rule_arm(name: str, length: int, learnt: Learnt) -> Arm | None:
 
 def procedure_arm(name: str) -> Arm | None:
     """`rsd` and `rsd-checks`, whose reward is arithmetic and form, and `rsd-likelihood`, whose reward is the target's own
-    opinion, each with `-THRESHOLD` at the end or at 0.7; None for other names."""
+    opinion, each with `-THRESHOLD` at the end or at 0.7; None for other names. A step is a line (ours), for the
+    worked examples have no empty ones."""
     match = re.fullmatch(r"rsd(-checks|-likelihood)?(?:-(\d*\.?\d+))?", name)
     if match is None:
         return None
     reward = LikelihoodReward() if match[1] == "-likelihood" else CheckReward()
-    threshold = RewardGuided(reward).threshold if match[2] is None else float(match[2])
-    return Arm(name, procedure=RewardGuided(reward, threshold), needs_draft=True)
+    procedure = RewardGuided(reward, separator="\n")
+    if match[2] is not None:
+        procedure = replace(procedure, threshold=float(match[2]))
+    return Arm(name, procedure=procedure, needs_draft=True)
 
 
 def _digest(path: Path, name: str) -> str:

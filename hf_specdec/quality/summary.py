@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hf_specdec.quality.rows import Batch, Row
+from hf_specdec.quality.rule_arms import procedure_arm
 from hf_specdec.quality.statistics import bootstrap_mean, paired_difference
 
 
@@ -160,8 +161,12 @@ _EVENT_RATES = {"fire_rate": ("easd_fired",), "changed_rate": ("easd_changed_tok
 
 def pareto_front(summary: dict[str, dict[str, Any]]) -> list[str]:
     """The arms that no other one beats in accuracy without losing speed, or in speed without losing accuracy, the fastest
-    first. Means only: intervals may overlap."""
-    points = {name: (each["tokens_per_second"], each["accuracy"]["mean"]) for name, each in summary.items()}
+    first. Means only: intervals may overlap. Procedures answer one question at a time, so their speed is another one's."""
+    points = {
+        name: (each["tokens_per_second"], each["accuracy"]["mean"])
+        for name, each in summary.items()
+        if procedure_arm(name) is None
+    }
 
     def is_beaten(own: tuple[float, float]) -> bool:
         return any(other != own and other[0] >= own[0] and other[1] >= own[1] for other in points.values())

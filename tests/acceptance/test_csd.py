@@ -281,6 +281,26 @@ def test_a_memory_of_another_pair_is_refused(tmp_path):
         memory.merge(CorrectionMemory(fingerprint=other))
 
 
+def test_memories_of_two_pairs_do_not_meet_in_one_of_none():
+    mine, other, unknown = (
+        CorrectionMemory(fingerprint="a" * 32),
+        CorrectionMemory(fingerprint="b" * 32),
+        CorrectionMemory(),
+    )
+    for memory in (mine, other, unknown):
+        memory.add([(1, 2)])
+    both = CorrectionMemory()
+    both.merge(mine)
+    assert both == mine
+    for left, right in ((both, other), (mine, unknown), (unknown, mine)):
+        with pytest.raises(InvalidConfigError, match=r"pair of models|another pair"):
+            left.merge(right)
+    mine.merge(CorrectionMemory())  # which holds nothing
+    assert mine.count(1, 2) == 1
+    unknown.merge(unknown.copy())
+    assert unknown.count(1, 2) == 2
+
+
 def test_files_that_are_no_memory_are_refused(tmp_path):
     path = tmp_path / "x.safetensors"
     with pytest.raises(InvalidConfigError, match="no correction memory"):

@@ -14,7 +14,8 @@ from hf_specdec import (
     SpeculativeConfig,
 )
 from hf_specdec.acceptance import CSD, EASD, CorrectionMemory, Exact, LossyEps, Nucleus, TopK
-from hf_specdec.drafters import ScriptedDrafter
+from hf_specdec.drafters import DrafterBase, ScriptedDrafter
+from hf_specdec.records import Draft
 from tests.acceptance import joint_law, random_scores, target_law
 from tests.acceptance.rules import ON
 from tests.toys import noisy_copy, prompts, tiny_llama
@@ -139,20 +140,44 @@ def test_a_run_is_the_targets_own_for_the_first_tokens_exactly(length, batch_siz
     assert bool((text[:, length] != plain[:, length]).all())
 
 
+class _Attacker(DrafterBase):
+    """Drafts as the target would go on, but for the second new token: there it drafts the runner-up."""
+
+    def __init__(self, settings, model, columns):
+        super().__init__(settings)
+        self.model, self.columns = model, columns
+
+    def propose(self, context, budget):
+        text = context.tokens[0, : int(context.lengths[0])].tolist()
+        drafted = []
+        for _ in range(int(budget.max_tokens[0])):
+            best, second = self.model(torch.tensor([text])).logits[0, -1].topk(2).indices.tolist()
+            drafted.append(second if len(text) == self.columns + 1 else best)
+            text.append(drafted[-1])
+        return Draft(torch.tensor([drafted], dtype=torch.long), torch.tensor([len(drafted)]))
+
+
 def test_a_prefix_attack_on_a_relaxed_rule_is_prevented():
-    """The target refuses; a drafter trained to comply flips the first tokens if the rule lets it, and the target follows."""
+    """The target refuses. A drafter flips the second token to the runner-up, which the rule lets pass; from there on the target
+    itself goes on with another answer. Behind the guard the answer is the refusal to its end."""
     model = tiny_llama(layers=1)
     refusal = model.generate(**prompts(), do_sample=False, max_new_tokens=12)[0, 7:].tolist()
-    opening = [(refusal[0] + 7) % 63 + 1, (refusal[1] + 9) % 63 + 1]
+    prefix = torch.cat([prompts()["input_ids"][0], torch.tensor(refusal[:1])])
+    flip = int(model(prefix[None]).logits[0, -1].topk(2).indices[1])
+    flipped_prefix = torch.cat([prefix, torch.tensor([flip])])[None]
+    answer = model.generate(flipped_prefix, do_sample=False, max_new_tokens=10)[0, 7:].tolist()
+    assert answer[2:] != refusal[2:]
 
     def attacker(settings):
-        return ScriptedDrafter(settings, [[refusal[0], opening[1], *[opening[0]] * 10]])
+        return _Attacker(settings, model, columns=7)
 
-    shared = {"acceptance": WILD, "drafting": "model", "length": 3, "on_drafter_error": "raise"}
-    flipped = decode(model, attacker, SpeculativeConfig(**shared, guard=None)).sequences[0, 7:].tolist()
-    assert flipped[1] == opening[1] != refusal[1]
-    kept = decode(model, attacker, SpeculativeConfig(**shared)).sequences[0, 7:].tolist()
-    assert kept[:2] == refusal[:2]
+    shared = {"acceptance": TopK(2), "drafting": "model", "length": 3, "on_drafter_error": "raise"}
+    flipped = decode(model, attacker, SpeculativeConfig(**shared, guard=None))
+    assert flipped.sequences[0, 7:].tolist() == answer
+    kept = decode(model, attacker, SpeculativeConfig(**shared))
+    assert kept.sequences[0, 7:].tolist() == refusal
+    late = decode(model, attacker, SpeculativeConfig(**shared, guard=1))  # too short for this flip
+    assert late.sequences[0, 7:].tolist() == answer
 
 
 @pytest.mark.parametrize("do_sample", [False, True])

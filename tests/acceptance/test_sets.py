@@ -124,6 +124,11 @@ def test_bild_rejects_surprises():
         assert members(BiLD(2.5), logits) == np.flatnonzero(surprise <= 2.5).tolist()
 
 
+def test_bild_takes_the_targets_favourite_however_flat_its_law_is():
+    assert members(BiLD(0.5), [1.0, 0.9, 0.8]) == [0]
+    assert members(BiLD(0.0), [1.0, 0.9, 0.8]) == []
+
+
 REFERENCE = {
     "js": lambda p, q: jensenshannon(p, q) ** 2,
     "kl": lambda p, q: scipy_entropy(p, q),

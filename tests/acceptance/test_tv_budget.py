@@ -5,9 +5,22 @@ import math
 
 import pytest
 import torch
+from transformers import LogitsProcessor, LogitsProcessorList
 
 from hf_specdec import ExactConfig, InvalidConfigError, NucleusConfig, SpeculativeConfig
-from hf_specdec.acceptance import ASD, CSD, EASD, EarlyExactGuard, Exact, Nucleus, TopK, TVBudget, step_tv, tv_budget
+from hf_specdec.acceptance import (
+    ASD,
+    CSD,
+    EASD,
+    EarlyExactGuard,
+    Exact,
+    FLy,
+    Nucleus,
+    TopK,
+    TVBudget,
+    step_tv,
+    tv_budget,
+)
 from hf_specdec.acceptance.emission import emitted_law
 from hf_specdec.drafters import ScriptedDrafter
 from hf_specdec.laws import in_nucleus, nucleus, total_variation
@@ -282,6 +295,36 @@ def test_a_greedy_run_leaves_the_targets_text_as_often_as_it_may(budget, batch_s
     if logits is not None:
         changed = out.sequences[0, 7:] != logits[0, 6:-1].argmax(-1)
         assert int(changed.sum()) == int(budget)
+
+
+class _BansTheBest(LogitsProcessor):
+    """Takes away the favourite of the third generated token."""
+
+    def __call__(self, input_ids, scores):
+        return scores.scatter(-1, scores.argmax(-1, keepdim=True), -math.inf) if input_ids.shape[1] == 9 else scores
+
+
+@pytest.mark.parametrize("batching", ["lockstep", "ragged"])
+def test_a_step_costs_what_was_known_when_it_was_judged(batching):
+    """In lockstep FLy looks ahead on raw logits, and a processor that sees the next prefix may then object."""
+    model = tiny_llama(layers=1)
+    text = prompts()["input_ids"][0].tolist()
+
+    def favourite():
+        return int(model(torch.tensor([text])).logits[0, -1].argmax())
+
+    text.append(favourite())
+    text.append((favourite() + 1) % 63 + 1)
+    text.append(favourite())
+    script = [*text[7:], 5]
+    rule = FLy(window=2, entropy_threshold=0.0)
+    out = decode(
+        (model, lambda settings: ScriptedDrafter(settings, [script])), config_of(rule, tv_budget=1.0, batching=batching),
+        batch_size=1, tokens=4, logits_processor=LogitsProcessorList([_BansTheBest()]),
+    )  # fmt: skip
+    foreign = int(out.sequences[0, 8] == script[1])
+    assert foreign or batching == "ragged"
+    assert out.speculative_stats.total_step_tv == foreign == out.speculative_stats.events["rescued"]
 
 
 def test_easd_changes_are_counted_alike(pair):

@@ -56,5 +56,32 @@ def test_an_arm_that_one_task_lacks_leaves_its_cells_empty():
 def test_reports_that_do_not_belong_together_are_refused():
     with pytest.raises(InvalidConfigError, match="one target"):
         join([report(), report("humaneval", target="larger")])
-    with pytest.raises(InvalidConfigError, match="one report of each task"):
+    with pytest.raises(InvalidConfigError, match="same arms"):
         join([report(), copy.deepcopy(report())])
+    with pytest.raises(InvalidConfigError, match="differ in batch_size, dtype"):
+        join([report(dtype="float32"), report(dtype="bfloat16", batch_size=4)])
+
+
+def test_a_further_report_adds_what_was_learnt_before():
+    more = report(memory="digest", policy="other", tv=True)
+    more["summary"] = {"exact": figures(1.0, 0.1), "csd": figures(13.0, 0.55), "cospec": figures(14.0, 0.5)}
+    more["answers"] = [{"arm": name, "correct": True} for name in more["summary"]]
+    first = report()
+    first["summary"]["csd"] = figures(11.0, 0.6)
+    joint = join([first, more])
+    summary = joint["summary"]["gsm8k"]
+    assert list(summary) == ["exact", "topk", "bild", "csd", "csd-calibrated", "cospec"]
+    assert summary["exact"]["tokens_per_second"] == 10.0
+    assert (summary["csd"]["tokens_per_second"], summary["csd-calibrated"]["tokens_per_second"]) == (11.0, 13.0)
+    assert [each["arm"] for each in joint["answers"]["gsm8k"]] == ["exact", "csd-calibrated", "cospec"]
+    assert joint["settings"]["gsm8k"] == first["settings"] | {"memory": "digest", "policy": "other", "tv": True}
+
+
+def test_a_procedure_is_not_compared_in_speed_and_notes_stand_below():
+    given = report()
+    given["summary"]["rsd-checks"] = figures(99.0, 0.99)
+    text = markdown(join([given]), ["Measured in bfloat16."])
+    assert "- gsm8k: `topk`, `exact`" in text
+    assert "`rsd` answers one question at a time" in text
+    assert "- Measured in bfloat16." in text
+    assert "one question at a time" not in markdown(join([report()]))
