@@ -281,6 +281,18 @@ def test_degenerate_laws_make_no_nan_and_keep_all_mass(name, case):
         assert float((joint - target_law(scores)).abs().max()) < 1e-12
 
 
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("name", sorted(set(NAMES) - {"easd", "ensemble"}))
+def test_at_a_temperature_near_zero_a_rule_is_its_greedy_self(name, seed):
+    """Not so the ensemble, which mixes untempered laws in greedy decoding as transformers does, and EASD, which masks a token
+    that has all the probability."""
+    raw, draft = tables(seed)
+    points = laws_of([table / 1e-6 for table in draft])
+    cold = joint_law(ON[name], [table / 1e-6 for table in raw], points, raw=raw, draft_logits=draft)
+    greedy = joint_law(ON[name], raw, points, raw=raw, draft_logits=draft, do_sample=False)
+    assert float((cold - greedy).abs().max()) < 1e-9
+
+
 # --- batches --------------------------------------------------------------------------------------------------------
 
 
@@ -349,13 +361,18 @@ def half_pair():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_half_precision_and_a_padded_vocabulary(name, half_pair):
-    model, drafter = half_pair
-    config = SpeculativeConfig(acceptance=ON[name], drafting="model", length=3, on_drafter_error="raise")
-    out = decode(model, drafter, config, True, 3, tokens=6)
-    assert out.sequences.shape == (3, 13)
-    assert int(out.sequences.max()) < 64
-    assert out.speculative_stats.num_verified_tokens > 0
-    assert not out.speculative_stats.lossless
+    """Of either model. Unguarded, so that the rule decides each token; switched off it is the exact run to the token."""
+    shared = {"drafting": "model", "length": 3, "on_drafter_error": "raise"}
+    for model, drafter in (half_pair, half_pair[::-1]):
+        config = SpeculativeConfig(acceptance=ON[name], guard=None, **shared)
+        out = decode(model, drafter, config, True, 3, tokens=6)
+        assert out.sequences.shape == (3, 13)
+        assert int(out.sequences.max()) < model.config.vocab_size
+        assert out.speculative_stats.num_verified_tokens > 0
+        assert not out.speculative_stats.lossless
+        off = decode(model, drafter, SpeculativeConfig(acceptance=OFF[name], guard=None, **shared), True, 3, tokens=6)
+        exact = decode(model, drafter, ExactConfig(**shared), True, 3, tokens=6)
+        assert torch.equal(off.sequences, exact.sequences)
 
 
 def test_what_was_relaxed_is_counted(pair):
