@@ -22,7 +22,8 @@ class Ensemble(LawRule):
 
     Published (arXiv 2604.07622, code of transformers 5.24): acceptance `1 - w + w p / q`, which is `v / q`, corrections from
     `(p - q)+`, the bonus from `p`, and the argmax of `v` when decoding greedily. At total variation `(1 - w) TV(p, q)`. Ours:
-    tokens that a processor banned from the target are never emitted. Rows that an n-gram match serves are judged exactly.
+    tokens that a processor banned from the target are never emitted; penalties shape the target's scores only (in transformers
+    the draft model's too). Rows that an n-gram match serves are judged exactly.
 
     Args:
         weight (`float`): `w`, in (0, 1]; 1 is the exact rule.
