@@ -5,7 +5,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from hf_specdec.acceptance.gates import by_model, draft_gate, mismatched, target_gate, target_tokens
+from hf_specdec.acceptance.gates import by_model, draft_gate, mismatched, target_gate
 from hf_specdec.acceptance.relaxed import whole_draft
 from hf_specdec.laws import divergence, top_overlap
 from hf_specdec.records import Evidence
@@ -47,7 +47,7 @@ def arbitration_features(evidence: Evidence) -> Tensor:
     argmax, ranks are logarithms of one plus the rank in the other model, `position` is relative to the row's draft.
     """
     whole, columns = whole_draft(evidence)
-    p, q, wanted = target_gate(whole), draft_gate(whole), target_tokens(whole)
+    p, q, wanted = target_gate(whole), draft_gate(whole), whole.target_tokens
     drafted, number = whole.tokens, whole.valid.sum(-1, keepdim=True).clamp(min=1)
     best = p.topk(2, -1).values
     features = (

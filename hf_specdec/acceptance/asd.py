@@ -6,7 +6,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from hf_specdec.acceptance.gates import mismatched, target_tokens
+from hf_specdec.acceptance.gates import mismatched
 from hf_specdec.acceptance.relaxed import MaskRule, check_range, whole_draft
 from hf_specdec.errors import InvalidConfigError
 from hf_specdec.records import Evidence
@@ -48,7 +48,7 @@ class ASD(MaskRule):
         left = whole.valid.flip(-1).long().cumsum(-1).flip(-1).clamp(min=1)[..., None]
         fits = (spent + regret <= self.budget) & (regret / left <= self.step_limit) & bool(self.budget > 0)
         if self.max_exceptions is not None:
-            others = torch.arange(logits.shape[-1], device=logits.device) != target_tokens(whole)[..., None]
+            others = torch.arange(logits.shape[-1], device=logits.device) != whole.target_tokens[..., None]
             fits = fits & (_before(mismatched(whole).long())[..., None] + others <= self.max_exceptions)
         return fits[:, columns]
 

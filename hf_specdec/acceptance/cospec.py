@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hf_specdec.acceptance.arbitration import ArbitrationPolicy, arbitration_features
-from hf_specdec.acceptance.gates import mismatched, target_tokens
+from hf_specdec.acceptance.gates import mismatched
 from hf_specdec.acceptance.relaxed import SetRule, check_range
 from hf_specdec.errors import InvalidConfigError
 from hf_specdec.records import Evidence
@@ -69,7 +69,7 @@ def is_plausible(evidence: Evidence, floor_ratio: float) -> Tensor:
     """`(batch, width)`, drafts whose untempered probability is at least this share of that of the target's argmax."""
     logits = evidence.target_logits
     drafted, wanted = (
-        logits.gather(-1, tokens[..., None])[..., 0] for tokens in (evidence.tokens, target_tokens(evidence))
+        logits.gather(-1, tokens[..., None])[..., 0] for tokens in (evidence.tokens, evidence.target_tokens)
     )
     return drafted - wanted >= (math.log(floor_ratio) if floor_ratio > 0 else -math.inf)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hf_specdec.acceptance.correction_memory import CorrectionMemory
 from hf_specdec.acceptance.exact import exact_acceptance, exact_replacement
-from hf_specdec.acceptance.gates import allowed, mismatched, target_tokens
+from hf_specdec.acceptance.gates import allowed, mismatched
 from hf_specdec.acceptance.relaxed import RelaxedRule, count_relaxed, proposal, tossed
 from hf_specdec.errors import InvalidConfigError
 from hf_specdec.records import Evidence, Judged
@@ -92,7 +92,7 @@ class CSD(RelaxedRule):
 
     def _every_rescue(self, evidence: Evidence) -> Tensor:
         """`(batch, width, vocab)`, the tokens that would be rescued had they been drafted."""
-        logits, wanted = evidence.target_logits, target_tokens(evidence)
+        logits, wanted = evidence.target_logits, evidence.target_tokens
         others = torch.arange(logits.shape[-1], device=logits.device) != wanted[..., None]
         rescued = others & evidence.valid[..., None]
         if self.mode != "ocm":
@@ -108,7 +108,7 @@ class CSD(RelaxedRule):
         return rescued & ~torch.isin(wanted, protected)[..., None]
 
     def _is_plausible(self, evidence: Evidence) -> Tensor:
-        logits, wanted = evidence.target_logits, target_tokens(evidence)
+        logits, wanted = evidence.target_logits, evidence.target_tokens
         drafted = logits.gather(-1, evidence.tokens[..., None]) - logits.gather(-1, wanted[..., None])
         return drafted[..., 0] >= math.log(self.score_ratio)
 
@@ -119,7 +119,7 @@ class CSD(RelaxedRule):
 
     def _protected(self, evidence: Evidence) -> Tensor:
         tokens = self._protected_tokens(evidence)
-        return torch.isin(evidence.tokens, tokens) | torch.isin(target_tokens(evidence), tokens)
+        return torch.isin(evidence.tokens, tokens) | torch.isin(evidence.target_tokens, tokens)
 
     def _protected_tokens(self, evidence: Evidence) -> Tensor:
         ends = () if evidence.place is None else evidence.place.eos_token_ids
@@ -127,5 +127,5 @@ class CSD(RelaxedRule):
 
 
 def _pairs(evidence: Evidence, where: Tensor) -> list[tuple[int, int]]:
-    drafted, wanted = evidence.tokens[where].tolist(), target_tokens(evidence)[where].tolist()
+    drafted, wanted = evidence.tokens[where].tolist(), evidence.target_tokens[where].tolist()
     return list(zip(drafted, wanted, strict=True))

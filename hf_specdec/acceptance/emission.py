@@ -48,7 +48,7 @@ def step_tv(rule: AcceptanceRule, evidence: Evidence) -> Tensor:
 def _greedy_step_tv(rule: AcceptanceRule, evidence: Evidence) -> Tensor:
     """The same for point masses on both sides, without laws over the vocabulary: the probability of another token than the
     target's, 0 where nothing was drafted."""
-    wanted = evidence.scores.argmax(-1)
+    wanted = evidence.target_tokens
     kept = rule.acceptance(evidence)
     missed = (evidence.tokens != wanted).to(kept.dtype)
     rejects = (kept != 1.0) & evidence.valid

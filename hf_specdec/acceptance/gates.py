@@ -7,7 +7,7 @@ from hf_specdec.laws import one_hot
 from hf_specdec.records import Evidence
 
 
-__all__ = ["allowed", "by_model", "draft_gate", "mismatched", "target_gate", "target_tokens"]
+__all__ = ["allowed", "by_model", "draft_gate", "mismatched", "target_gate"]
 
 
 def allowed(evidence: Evidence) -> Tensor:
@@ -15,14 +15,9 @@ def allowed(evidence: Evidence) -> Tensor:
     return evidence.scores.gather(-1, evidence.tokens[..., None])[..., 0].isfinite()
 
 
-def target_tokens(evidence: Evidence) -> Tensor:
-    """`(batch, width)`, the target's argmax among what the processors left."""
-    return evidence.scores.argmax(-1)
-
-
 def mismatched(evidence: Evidence) -> Tensor:
     """`(batch, width)`, drafts that are not the target's argmax."""
-    return evidence.tokens != target_tokens(evidence)
+    return evidence.tokens != evidence.target_tokens
 
 
 def target_gate(evidence: Evidence, temperature: float = 1.0) -> Tensor:

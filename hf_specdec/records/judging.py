@@ -87,11 +87,16 @@ class Evidence:
         return choice_law(self.scores, self.do_sample)
 
     @cached_property
+    def target_tokens(self) -> Tensor:
+        """`(batch, width)`, the target's argmax among what the processors left. A pass over the vocabulary, made once."""
+        return self.scores.argmax(-1)
+
+    @cached_property
     def p_token(self) -> Tensor:
         """`(batch, width)`, the target's probability of each drafted token."""
         if self.do_sample:
             return self.p.gather(-1, self.tokens[..., None])[..., 0]
-        return (self.scores.argmax(-1) == self.tokens).to(self.scores.dtype)
+        return (self.target_tokens == self.tokens).to(self.scores.dtype)
 
     @cached_property
     def q_token(self) -> Tensor:
