@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.masking_utils import create_causal_mask
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.utils import ModelOutput
 
 from hf_specdec._compat import CACHE_KEY, undecorated_model
 from hf_specdec.errors import IncompatibleDraftError
 from hf_specdec.linear import PackedLinear
+from hf_specdec.networks.rotary import DraftRotaryEmbedding
 from hf_specdec.networks.target import TargetIdentity
 from hf_specdec.placement import device_of, is_sharded, weight_of
 
@@ -65,7 +65,7 @@ class DraftNetwork(PreTrainedModel, ABC):
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
-        self.rotary_emb = LlamaRotaryEmbedding(config)
+        self.rotary_emb = DraftRotaryEmbedding(config)
         if config.has_embedding:
             self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
 

@@ -6,7 +6,7 @@ from hf_specdec.networks import AutoDrafter
 from tests.toys import tiny_llama
 
 
-__all__ = ["KINDS", "draft_logits", "drafter_for", "reference_logits", "small_target"]
+__all__ = ["KINDS", "draft_logits", "drafter_for", "reference_logits", "rotary_frequencies", "small_target"]
 
 # Options of the published variants, by name.
 KINDS = {
@@ -43,8 +43,11 @@ def drafter_for(target, kind="eagle3", seed=0, scale=2.0):
     return network.eval()
 
 
-def reference_logits(network, target, prefix, drafted=()):
-    """`(1 + len(drafted), vocab)`, the draft logits after `prefix` and after each drafted token, without any cache."""
+def reference_logits(network, target, prefix, drafted=(), positions=None):
+    """`(1 + len(drafted), vocab)`, the draft logits after `prefix` and after each drafted token, without any cache.
+
+    `positions` are those of the features, 0, 1, ... by default.
+    """
     config, text = network.config, torch.tensor([*prefix, *drafted])
     hidden = target(torch.tensor([list(prefix)]), output_hidden_states=True).hidden_states
     num_layers = target.config.num_hidden_layers
@@ -57,7 +60,8 @@ def reference_logits(network, target, prefix, drafted=()):
         tokens = text[1 : len(prefix) + step]
         table = network.embed_tokens if config.has_embedding else target.get_input_embeddings()
         embeddings = table.weight[tokens]
-        recurring, readable = (_eagle if family == "eagle" else _eagle3)(network, embeddings, states)
+        layer, places = _eagle if family == "eagle" else _eagle3, torch.arange(len(states))
+        recurring, readable = layer(network, embeddings, states, places if positions is None else positions)
         states = torch.cat([states, recurring[-1:]])
         head = network.lm_head if family == "eagle3" and config.has_head else target.get_output_embeddings()
         logits.append(_spread(network, head.weight @ readable[-1]))
@@ -78,27 +82,27 @@ def _combine(network, features):
     return wide @ network.fc.weight.T
 
 
-def _eagle(network, embeddings, states):
+def _eagle(network, embeddings, states, positions):
     layer = network.layers[0]
     x = torch.cat([embeddings, states], -1) @ network.fc.weight.T
     if network.config.bias:
         x = x + network.fc.bias
-    x = x + _attend(layer.self_attn, x, network.config)
+    x = x + _attend(layer.self_attn, x, network.config, positions)
     x = x + _mlp(layer.mlp, _norm(x, layer.post_attention_layernorm))
     return x, x
 
 
-def _eagle3(network, embeddings, states):
+def _eagle3(network, embeddings, states, positions):
     layer, config = network.midlayer, network.config
     normed = _norm(states, layer.hidden_norm)
     x = torch.cat([_norm(embeddings, layer.input_layernorm), normed], -1)
-    x = (normed if config.norm_before_residual else states) + _attend(layer.self_attn, x, config)
+    x = (normed if config.norm_before_residual else states) + _attend(layer.self_attn, x, config, positions)
     x = x + _mlp(layer.mlp, _norm(x, layer.post_attention_layernorm))
     readable = _norm(x, network.norm)
     return (readable if config.norm_output else x), readable
 
 
-def _attend(attention, x, config):
+def _attend(attention, x, config, positions):
     """Causal attention with rotary positions, head by head."""
     size, length = config.head_dim, len(x)
     group = config.num_attention_heads // config.num_key_value_heads
@@ -109,18 +113,26 @@ def _attend(attention, x, config):
         query, key = q[:, own], k[:, shared]
         if hasattr(attention, "q_norm"):
             query, key = _norm(query, attention.q_norm), _norm(key, attention.k_norm)
-        query, key = (_rotate(each, config.rope_parameters["rope_theta"]) for each in (query, key))
+        query, key = (_rotate(each, config, positions) for each in (query, key))
         scores = query @ key.T / size**0.5
         scores = scores.masked_fill(torch.ones(length, length).triu(1).bool(), -torch.inf)
         heads.append(scores.softmax(-1) @ v[:, shared])
     return _linear(torch.cat(heads, -1), attention.o_proj)
 
 
-def _rotate(x, theta):
-    half = x.shape[-1] // 2
-    angles = torch.arange(len(x))[:, None] * theta ** (-torch.arange(half) / half)
-    first, second = x[:, :half], x[:, half:]
-    return torch.cat([first * angles.cos() - second * angles.sin(), second * angles.cos() + first * angles.sin()], -1)
+def _rotate(x, config, positions):
+    frequencies, factor = rotary_frequencies(config.rope_parameters, config.head_dim)
+    angles, half = positions[:, None] * frequencies, x.shape[-1] // 2
+    cos, sin, first, second = angles.cos() * factor, angles.sin() * factor, x[:, :half], x[:, half:]
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+
+
+def rotary_frequencies(parameters, size):
+    """`(size / 2,)` frequencies and the factor on sine and cosine, written from the papers, entry by entry."""
+    base = [parameters["rope_theta"] ** (-2 * index / size) for index in range(size // 2)]
+    if parameters["rope_type"] == "default":
+        return torch.tensor(base), 1.0
+    raise NotImplementedError(parameters["rope_type"])
 
 
 def _mlp(mlp, x):

@@ -8,12 +8,13 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.masking_utils import create_causal_mask
-from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding
+from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 from transformers.utils import ModelOutput
 
 from hf_specdec._compat import CACHE_KEY
 from hf_specdec.networks.attention import draft_attention
 from hf_specdec.networks.exit_heads.configuration import ExitAdapterConfig
+from hf_specdec.networks.rotary import DraftRotaryEmbedding
 
 
 __all__ = ["AdapterLayer", "ExitAdapter"]
@@ -60,7 +61,7 @@ class ExitAdapter(PreTrainedModel):
         super().__init__(config)
         self.layer = AdapterLayer(config)
         self.map = nn.Linear(config.hidden_size, config.hidden_size)
-        self.rotary_emb = LlamaRotaryEmbedding(config)
+        self.rotary_emb = DraftRotaryEmbedding(config)
         self.post_init()
 
     def forward(
