@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import fields
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import LlamaConfig
 
@@ -57,20 +58,16 @@ def _eagle(checkpoint: Checkpoint, tensors: Mapping[str, Tensor]) -> EagleConfig
     config = checkpoint.config
     return EagleConfig(
         **_layer_options(config, tensors, "layers.0."),
-        bias="fc.bias" in tensors,
-        **_target_options(config),
+        bias=bool(config.get("bias")) or "fc.bias" in tensors,
+        **_target_options(checkpoint),
     )
 
 
 def _eagle3(checkpoint: Checkpoint, tensors: Mapping[str, Tensor]) -> Eagle3Config:
     config = checkpoint.config
-    nested = config.get("transformer_layer_config")
-    flags = {name: bool(config.get(name, config.get("eagle_config", {}).get(name, False))) for name in _FLAGS}
-    if nested is not None and "norm_before_residual" not in config:
-        flags["norm_before_residual"] = True  # the default of speculators' config class
-    flags["norm_before_fc"] |= "input_norm.weight" in tensors
-    flags["fc_norm"] |= any(name.startswith("fc_norm.") for name in tensors)
-    options = _layer_options(config if nested is None else nested, tensors, "midlayer.")
+    nested = _section(checkpoint, "transformer_layer_config")
+    flags = _flags(checkpoint, tensors, by_default={"norm_before_residual"} if nested else set())
+    options = _layer_options(nested or config, tensors, "midlayer.")
     vocab_size = options.get("vocab_size")
     draft_vocab_size = config.get("draft_vocab_size") or vocab_size
     if "lm_head.weight" not in tensors and draft_vocab_size != vocab_size:
@@ -88,14 +85,40 @@ def _eagle3(checkpoint: Checkpoint, tensors: Mapping[str, Tensor]) -> Eagle3Conf
         draft_vocab_size=draft_vocab_size,
         target_hidden_size=tensors["fc.weight"].shape[1] // 3,
         taps=_taps(checkpoint),
-        qk_norm="midlayer.self_attn.q_norm.weight" in tensors,
+        qk_norm=nested.get("model_type") == "qwen3" or "midlayer.self_attn.q_norm.weight" in tensors,
         has_head="lm_head.weight" in tensors,
-        **_target_options(config),
+        **_target_options(checkpoint),
     )
+
+
+def _flags(checkpoint: Checkpoint, tensors: Mapping[str, Tensor], by_default: Set[str]) -> dict[str, bool]:
+    """The norms that the config asks for, at top level or under `eagle_config`, and those whose tensors are there.
+
+    `by_default` are those that a config asks for by silence: `norm_before_residual` in speculators' config class (published).
+    """
+    config, nested = checkpoint.config, _section(checkpoint, "eagle_config")
+    flags = {}
+    for name in _FLAGS:
+        said = [each[name] for each in (config, nested) if each.get(name) is not None]
+        flags[name] = bool(said[0]) if said else name in by_default
+    flags["norm_before_fc"] |= "input_norm.weight" in tensors
+    flags["fc_norm"] |= any(name.startswith("fc_norm.") for name in tensors)
+    return flags
+
+
+def _section(checkpoint: Checkpoint, name: str) -> dict[str, Any]:
+    """A nested part of the config, empty where it is missing or null."""
+    section = checkpoint.config.get(name)
+    if section is not None and not isinstance(section, dict):
+        raise IncompatibleDraftError(f"{name} in the config of {checkpoint.name} must be an object, got {section!r}")
+    return section or {}
 
 
 def _layer_options(config: Mapping[str, Any], tensors: Mapping[str, Tensor], layer: str) -> dict[str, Any]:
     options = {name: config[name] for name in _LAYER if name in config}
+    for name in ("rope_theta", "rope_scaling", "rope_parameters"):
+        if options.get(name) is None:
+            options.pop(name, None)
     asked = bool(options.get("attention_bias") or config.get("qkv_bias"))
     return options | {
         "num_hidden_layers": 1,
@@ -105,9 +128,9 @@ def _layer_options(config: Mapping[str, Any], tensors: Mapping[str, Tensor], lay
     }
 
 
-def _target_options(config: Mapping[str, Any]) -> dict[str, Any]:
-    verifier = config.get("speculators_config", {}).get("verifier", {})
-    found = {name: config[name] for name in _TARGET if config.get(name)}
+def _target_options(checkpoint: Checkpoint) -> dict[str, Any]:
+    verifier = _section(checkpoint, "speculators_config").get("verifier") or {}
+    found = {name: checkpoint.config[name] for name in _TARGET if checkpoint.config.get(name)}
     return {"target_name": verifier.get("name_or_path")} | found
 
 
@@ -115,14 +138,15 @@ def _taps(checkpoint: Checkpoint) -> list[int] | None:
     """Indices into `hidden_states`. A field at top level holds those (as vLLM reads it); one under `eagle_config` holds layers
     whose *outputs* are tapped, one less (as SGLang reads it)."""
     config = checkpoint.config
-    plain, nested = config.get("taps", config.get(_AUX)), config.get("eagle_config", {}).get(_AUX)
+    plain: Any = config.get(_AUX) if config.get("taps") is None else config["taps"]
+    nested: Any = _section(checkpoint, "eagle_config").get(_AUX)
     shifted = None if nested is None else [index + 1 for index in nested]
     if plain is not None and shifted is not None and list(plain) != shifted:
         raise IncompatibleDraftError(
             f"{checkpoint.name} names its layers twice, as {list(plain)} and as outputs of {list(nested)}, which disagree: "
             "pass taps=(low, mid, high)"
         )
-    taps = plain if plain is not None else shifted
+    taps: Any = shifted if plain is None else plain
     if taps is not None and len(taps) != 3:
         raise IncompatibleDraftError(
             f"{checkpoint.name} names {len(taps)} tapped layers, EAGLE-3 has 3: got {list(taps)}"
@@ -135,8 +159,12 @@ def read_maps(config: Eagle3Config, tensors: dict[str, Tensor]) -> dict[str, Ten
     rest = {name: value for name, value in tensors.items() if name not in ("d2t", "t2d")}
     d2t, t2d = tensors.get("d2t"), tensors.get("t2d")
     if config.draft_vocab_size == config.vocab_size:
-        if d2t is not None and bool((d2t != 0).any()) and bool((d2t.sort().values != d2t).any()):
-            raise IncompatibleDraftError("d2t permutes a whole vocabulary, which no published drafter does")
+        if d2t is not None and not _is_identity(d2t, config.vocab_size):
+            raise IncompatibleDraftError(
+                f"the draft vocabulary is the target's whole one of {config.vocab_size} tokens, but d2t renames them, which no "
+                "published drafter does: expected zeros (offsets), 0, 1, 2, ... (ids) or no d2t; sort the rows of lm_head "
+                "by the target's ids and drop d2t and t2d"
+            )
         return rest
     if d2t is None:
         raise IncompatibleDraftError(
@@ -144,3 +172,9 @@ def read_maps(config: Eagle3Config, tensors: dict[str, Tensor]) -> dict[str, Ten
             "knows which ones"
         )
     return rest | read_vocabulary(d2t, t2d, config.vocab_size)
+
+
+def _is_identity(d2t: Tensor, vocab_size: int) -> bool:
+    """Whether a map of the whole vocabulary, as offsets or as ids, says nothing."""
+    ids = torch.arange(vocab_size, device=d2t.device)
+    return d2t.shape == ids.shape and (not bool(d2t.any()) or torch.equal(d2t.long(), ids))

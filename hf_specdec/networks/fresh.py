@@ -14,15 +14,13 @@ from hf_specdec.errors import InvalidConfigError
 from hf_specdec.networks.base import DraftNetwork
 from hf_specdec.networks.eagle import EagleConfig, EagleDrafter
 from hf_specdec.networks.eagle3 import Eagle3Config, Eagle3Drafter
+from hf_specdec.networks.rotary import rotary_like
 from hf_specdec.networks.target import TargetIdentity
 from hf_specdec.networks.vocabulary import offsets_of
 from hf_specdec.placement import weight_of
 
 
 __all__ = ["fresh_drafter", "layer_options"]
-
-# Attention scaling that depends on nothing but the positions; other kinds need tables made for the target's head size.
-_ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3")
 
 
 def fresh_drafter(
@@ -88,7 +86,7 @@ def layer_options(config: PreTrainedConfig) -> dict[str, Any]:
         "head_dim": getattr(config, "head_dim", None) or config.hidden_size // heads,
         "rms_norm_eps": getattr(config, "rms_norm_eps", None) or 1e-5,
         "max_position_embeddings": getattr(config, "max_position_embeddings", 2048),
-        "rope_parameters": _rope(getattr(config, "rope_parameters", None)),
+        "rope_parameters": rotary_like(getattr(config, "rope_parameters", None)),
         "bos_token_id": config.bos_token_id,
         "eos_token_id": config.eos_token_id,
         "pad_token_id": config.pad_token_id,
@@ -98,17 +96,6 @@ def layer_options(config: PreTrainedConfig) -> dict[str, Any]:
 def _widest(sizes: int | Sequence[int] | None) -> int | None:
     """The MLP's size, the largest one where it differs from layer to layer."""
     return sizes if sizes is None or isinstance(sizes, int) else max(sizes)
-
-
-def _rope(parameters: Any) -> dict[str, Any]:
-    """The target's rotary parameters, those of its full-attention layers where kinds of layers differ."""
-    if not parameters:
-        return {"rope_type": "default", "rope_theta": 10000.0}
-    if "rope_type" not in parameters:
-        parameters = parameters.get("full_attention") or next(iter(parameters.values()))
-    if parameters.get("rope_type") not in _ROPE_TYPES:
-        return {"rope_type": "default", "rope_theta": parameters.get("rope_theta", 10000.0)}
-    return {name: value for name, value in parameters.items() if name != "partial_rotary_factor"}
 
 
 def _copy_head(network: Eagle3Drafter, target: Any, ids: Tensor) -> None:

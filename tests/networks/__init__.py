@@ -1,5 +1,7 @@
 """Drafter networks computed from scratch, in plain tensor algebra: no cache, no attention interface, no batch."""
 
+import math
+
 import torch
 
 from hf_specdec.networks import AutoDrafter
@@ -121,18 +123,42 @@ def _attend(attention, x, config, positions):
 
 
 def _rotate(x, config, positions):
-    frequencies, factor = rotary_frequencies(config.rope_parameters, config.head_dim)
+    frequencies, factor = rotary_frequencies(config.rope_parameters, config.head_dim, int(positions.max()) + 1)
     angles, half = positions[:, None] * frequencies, x.shape[-1] // 2
     cos, sin, first, second = angles.cos() * factor, angles.sin() * factor, x[:, :half], x[:, half:]
     return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
 
 
-def rotary_frequencies(parameters, size):
-    """`(size / 2,)` frequencies and the factor on sine and cosine, written from the papers, entry by entry."""
+def rotary_frequencies(parameters, size, length=0):
+    """`(size / 2,)` frequencies for texts of `length` tokens, and the factor on sine and cosine, written from the papers."""
     base = [parameters["rope_theta"] ** (-2 * index / size) for index in range(size // 2)]
-    if parameters["rope_type"] == "default":
+    kind, factor = parameters["rope_type"], parameters.get("factor")
+    original = parameters.get("original_max_position_embeddings")
+    if kind == "default":
         return torch.tensor(base), 1.0
-    raise NotImplementedError(parameters["rope_type"])
+    if kind == "linear":
+        return torch.tensor([each / factor for each in base]), 1.0
+    if kind == "llama3":
+        low, high = parameters["low_freq_factor"], parameters["high_freq_factor"]
+        smooth = [
+            (original * each / (2 * math.pi) - low) / (high - low) for each in base
+        ]  # turns in the original length
+        kept = [min(max(each, 0.0), 1.0) for each in smooth]
+        return torch.tensor([each * (k + (1 - k) / factor) for each, k in zip(base, kept, strict=True)]), 1.0
+    if kind == "yarn":  # arXiv 2309.00071
+        first, last = (
+            size * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(parameters["rope_theta"]))
+            for turns in (32, 1)
+        )
+        first, last = max(math.floor(first), 0), min(math.ceil(last), size - 1)
+        kept = [1 - min(max((index - first) / (last - first), 0.0), 1.0) for index in range(size // 2)]
+        frequencies = [each * (k + (1 - k) / factor) for each, k in zip(base, kept, strict=True)]
+        return torch.tensor(frequencies), 0.1 * math.log(factor) + 1
+    if kind == "longrope":  # arXiv 2402.13753
+        stretched = parameters["long_factor" if length > original else "short_factor"]
+        scale = math.sqrt(1 + math.log(factor) / math.log(original))
+        return torch.tensor([each / s for each, s in zip(base, stretched, strict=True)]), scale
+    raise NotImplementedError(kind)
 
 
 def _mlp(mlp, x):

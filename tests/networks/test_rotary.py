@@ -7,9 +7,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from hf_specdec import InvalidConfigError
 from hf_specdec.networks import AutoDrafter
 from hf_specdec.networks.exit_heads import ExitHeads
-from hf_specdec.networks.rotary import DraftRotaryEmbedding
+from hf_specdec.networks.rotary import DraftRotaryEmbedding, rotary_like
 from tests.networks import drafter_for, reference_logits, small_target
 
 
@@ -127,3 +128,89 @@ def test_it_is_initialised_like_transformers_own():
     empty.to_empty(device="cpu")
     empty.init_weights()
     assert_whole(empty)
+
+
+# --- the target's own kinds -----------------------------------------------------------------------------------------
+
+ROPES = {
+    "linear": {"rope_type": "linear", "factor": 4.0},
+    "llama3": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    },
+    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
+    "longrope": {
+        "rope_type": "longrope",
+        "factor": 4.0,
+        "original_max_position_embeddings": 16,
+        "short_factor": [1.0, 1.5, 2.0, 2.5],
+        "long_factor": [1.0, 2.0, 4.0, 8.0],
+    },
+}
+
+
+def like(kind, **options):
+    """A target with rotary parameters of one kind."""
+    return small_target(rope_parameters=ROPES[kind] | {"rope_theta": THETA} | options)
+
+
+@pytest.mark.parametrize("family", ["eagle", "eagle3"])
+@pytest.mark.parametrize("kind", ROPES)
+def test_the_kinds_of_targets(kind, family, tmp_path):
+    """Kept with the checkpoint, and logits as from the papers' formulas, in short and in long texts."""
+    target = like(kind)
+    drafter_for(target, family).save_pretrained(tmp_path / "drafter")
+    network = AutoDrafter.from_pretrained(tmp_path / "drafter", target=target)
+    assert network.config.rope_parameters == ROPES[kind] | {"rope_theta": THETA}
+    plain = drafter_for(small_target(), family)
+    for length in (12, 40):
+        text = torch.randint(64, (length,), generator=torch.Generator().manual_seed(0)).tolist()
+        with torch.no_grad():
+            hidden = target(torch.tensor([text]), output_hidden_states=True).hidden_states
+            features = torch.cat([hidden[tap] for tap in network.taps_of(target)], -1)[:, :-1]
+            logits, other = (
+                each.to_target_vocabulary(each(torch.tensor([text[1:]]), each.combine(features)).logits[0, -1])
+                for each in (network, plain)
+            )
+            torch.testing.assert_close(logits, reference_logits(network, target, text)[0], atol=1e-5, rtol=1e-5)
+        assert (logits - other).abs().max() > 1e-3  # the kind does matter
+
+
+def test_what_is_not_about_the_layer_is_left_out():
+    assert rotary_like(None) == rotary_like({}) == {"rope_type": "default", "rope_theta": 10000.0}
+    linear = {"rope_type": "linear", "rope_theta": 5e5, "factor": 2.0}
+    others = {"mrope_section": [1, 2, 3], "alpha": 3.0, "llama_4_scaling_beta": 0.1, "partial_rotary_factor": 0.5}
+    assert rotary_like(linear | others) == linear
+    assert (
+        rotary_like({"sliding_attention": {"rope_type": "default", "rope_theta": 1.0}, "full_attention": linear})
+        == linear
+    )
+    assert rotary_like({"full_attention": None, "sliding_attention": linear}) == linear
+    proportional = {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25}
+    assert rotary_like(proportional) == proportional
+
+
+@pytest.mark.parametrize(
+    ("rope", "message"),
+    [
+        ({"rope_type": "ntk_alpha", "rope_theta": THETA, "alpha": 2.0}, "of the type 'ntk_alpha'"),
+        (
+            ROPES["longrope"] | {"short_factor": [1.0, 2.0, 3.0], "long_factor": [1.0, 2.0, 3.0]},
+            "with 3 numbers in long_factor for heads of 8",
+        ),
+    ],
+)
+def test_other_kinds_are_refused_by_name(rope, message):
+    target = small_target()
+    target.config.rope_parameters = rope | {"rope_theta": THETA}
+    for make in (
+        lambda: AutoDrafter.from_target(target, "eagle"),
+        lambda: AutoDrafter.from_target(target),
+        lambda: ExitHeads.for_target(target, "adapter", [2]),
+    ):
+        with pytest.raises(InvalidConfigError, match=f"{message}.*expected one of the types default.*yarn"):
+            make()
+    assert ExitHeads.for_target(target, "linear", [2]).config.kind == "linear"

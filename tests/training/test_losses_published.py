@@ -9,9 +9,12 @@ import torch
 from hf_specdec.errors import InvalidConfigError
 from hf_specdec.training.losses.base import Unrolled
 from hf_specdec.training.losses.eagle3 import Eagle3Loss
+from hf_specdec.training.losses.eal import EALLoss
 from hf_specdec.training.losses.hass import HassLoss
+from hf_specdec.training.losses.survival import on_draft_vocabulary
 from hf_specdec.training.losses.topk import TopKLoss
 from hf_specdec.training.losses.vat import VATLoss, greedy_survival
+from hf_specdec.training.losses.wtv import WTVLoss
 
 
 def case(with_states=True, vocab=7, draft_ids=None):
@@ -154,3 +157,16 @@ def test_vat_without_a_head_or_with_a_growing_weight_is_refused():
         VATLoss()(replace(vat_case([1]), survival_logits=()))
     with pytest.raises(InvalidConfigError, match="decay"):
         VATLoss(decay=1.5)
+
+
+@pytest.mark.parametrize("loss", [Eagle3Loss(), VATLoss(), EALLoss(), WTVLoss(), WTVLoss(ratio=True)])
+def test_a_draft_vocabulary_may_come_in_any_order(loss):
+    """As a loaded drafter's `d2t` gives it; the law is the same one, its entries stand elsewhere."""
+    ids, order = torch.tensor([0, 2, 3, 5]), torch.tensor([3, 2, 1, 0])
+    tokens, survival = torch.tensor([[0, 2, 4, 5], [3, 3, 6, 0]]), torch.zeros(2, 4)
+    unrolled = replace(case(draft_ids=ids), tokens=[tokens] * 2, survival_logits=[survival] * 2)
+    moved = replace(
+        unrolled, target_ids=ids[order], student_logits=[each[..., order] for each in unrolled.student_logits]
+    )
+    assert float(loss(moved).total) == pytest.approx(float(loss(unrolled).total), rel=1e-6)
+    assert on_draft_vocabulary(torch.tensor([[5, 4]]), ids[order])[1].tolist() == [[True, False]]

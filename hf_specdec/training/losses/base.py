@@ -56,8 +56,8 @@ class Unrolled:
         masks (`Sequence[torch.BoolTensor]`): K tensors of shape `(batch, tokens)`: which drafts are trained.
         tokens (`Sequence[torch.LongTensor]`): K tensors of shape `(batch, tokens)`: the text's own token there, on the target's
             vocabulary.
-        target_ids (`torch.LongTensor` of shape `(draft_vocab,)`, *optional*): The target's id of each draft token, ascending;
-            None where both vocabularies are one.
+        target_ids (`torch.LongTensor` of shape `(draft_vocab,)`, *optional*): The target's id of each draft token, in any
+            order; None where both vocabularies are one.
         student_states (`Sequence[torch.FloatTensor]`): K tensors of shape `(batch, tokens, hidden_size)`: what recurs.
         target_states (`Sequence[torch.FloatTensor]`): K tensors of the same shape: the features that `student_states` stand in
             for. Empty for networks whose states stand in for no single feature (EAGLE-3).

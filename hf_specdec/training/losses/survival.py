@@ -37,7 +37,9 @@ def on_draft_vocabulary(tokens: Tensor, target_ids: Tensor | None) -> tuple[Tens
     """The tokens' places in the draft vocabulary, and which of them are in it at all; any place for those that are not."""
     if target_ids is None:
         return tokens, torch.ones_like(tokens, dtype=torch.bool)
-    places = torch.searchsorted(target_ids, tokens.contiguous()).clamp(max=len(target_ids) - 1)
+    order = target_ids.argsort()  # a published drafter's ids may come in any order
+    ranks = torch.searchsorted(target_ids, tokens.contiguous(), sorter=order).clamp(max=len(target_ids) - 1)
+    places = order[ranks]
     return places, target_ids[places] == tokens
 
 
