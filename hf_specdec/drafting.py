@@ -35,7 +35,7 @@ from hf_specdec.records import DropsRows
 from hf_specdec.reduced_head import assistant_drafter, reduced_twins
 from hf_specdec.self_drafting import SelfDraft, self_draft_of
 from hf_specdec.stats import SpeculativeStats
-from hf_specdec.tree_lm import TreeLM, check_tree_target
+from hf_specdec.tree_lm import TreeLM, check_tree_attention, check_tree_target
 from hf_specdec.warping import only_row_independent
 
 
@@ -199,6 +199,8 @@ def _check_options(config: BaseConfig, assistant: Any, network: DraftNetwork | N
             "tree=... needs a drafter network as assistant_model, which AutoDrafter.from_pretrained loads; got "
             f"{type(assistant).__name__}"
         )
+    if network is not None and config.tree_shape is not None:
+        check_tree_attention(network)
     if network is not None and config.draft_vocabulary is not None:
         raise InvalidConfigError(
             f"draft_vocabulary reduces the head of a causal LM, and {type(network).__name__} has a draft vocabulary of its "

@@ -18,7 +18,7 @@ from hf_specdec.records import Draft
 from hf_specdec.trees import ancestors
 
 
-__all__ = ["TreeLM", "check_tree_target"]
+__all__ = ["TreeLM", "check_tree_attention", "check_tree_target"]
 
 _ATTENTIONS = ("eager", "sdpa")
 
@@ -32,17 +32,23 @@ def check_tree_target(model: Any, cache: Any) -> None:
             f"{name} is not known to take the attention mask of a tree. Draft a chain with tree=None; trees are known to work "
             f"with {', '.join(sorted(TREE_CLASSES))}."
         )
-    attention = inner.config.get_text_config(decoder=True)._attn_implementation
-    if attention not in _ATTENTIONS:
-        raise UnsupportedModelError(
-            f"a tree needs an attention that takes any mask, {' or '.join(_ATTENTIONS)}, and {name} was loaded with "
-            f'{attention}: load it with attn_implementation="sdpa", or draft a chain with tree=None'
-        )
+    check_tree_attention(inner)
     if type(cache) is not DynamicCache or cache.offloading or not can_realign(cache):
         kind = f"{type(cache).__name__}{' with offloading' if getattr(cache, 'offloading', False) else ''}"
         raise UnsupportedModelError(
             f"of a tree one path must be kept in the cache, which {kind} of {name} cannot do: drop `cache_implementation`, or "
             "draft a chain with tree=None"
+        )
+
+
+def check_tree_attention(model: Any) -> None:
+    """Raises an [`UnsupportedModelError`] that names the model, a target or a drafter network, if its attention takes masks of
+    its own kind only."""
+    attention = model.config.get_text_config(decoder=True)._attn_implementation
+    if attention not in _ATTENTIONS:
+        raise UnsupportedModelError(
+            f"a tree needs an attention that takes any mask, {' or '.join(_ATTENTIONS)}, and {type(model).__name__} was loaded "
+            f'with {attention}: load it with attn_implementation="sdpa", or draft a chain with tree=None'
         )
 
 

@@ -283,14 +283,18 @@ def test_contradicting_options(options, message):
         RCSDConfig(**options)
 
 
-@pytest.mark.parametrize("name", sorted(set(ACCEPTANCE) - {"judge", "relaxed_thinking"}))
+NEEDED = {"judge": {"judge": lambda evidence: evidence.scores.new_ones(1)}, "relaxed_thinking": {"end_token_id": 5}}
+
+
+@pytest.mark.parametrize("name", sorted(ACCEPTANCE))
 def test_every_relaxed_rule_is_refused_by_name(name):
-    rule = ACCEPTANCE[name]()
-    if rule.lossless:
-        assert RCSDConfig(tree="auto", acceptance=name).rule.lossless
-    else:
-        with pytest.raises(InvalidConfigError, match=f"{type(rule).__name__} judges chains only"):
-            RCSDConfig(tree="auto", acceptance=name)
+    rule = ACCEPTANCE[name](**NEEDED.get(name, {}))
+    for acceptance in [rule] if name in NEEDED else [name, rule]:
+        if rule.lossless:
+            assert RCSDConfig(tree="auto", acceptance=acceptance).rule.lossless
+        else:
+            with pytest.raises(InvalidConfigError, match=f"{type(rule).__name__} judges chains only"):
+                RCSDConfig(tree="auto", acceptance=acceptance)
 
 
 @pytest.mark.parametrize("length", [GoodputTree(), TreeLength()])

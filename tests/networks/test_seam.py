@@ -6,7 +6,7 @@ from functools import cache
 import pytest
 import torch
 
-from hf_specdec import EASDConfig, RCSDConfig, SpeculativeConfig
+from hf_specdec import EASDConfig, RCSDConfig, SpeculativeConfig, TreeShape
 from hf_specdec._compat import CACHE_KEY
 from hf_specdec.errors import IncompatibleDraftError, InvalidConfigError, UnsupportedModelError
 from hf_specdec.features import FeatureTap
@@ -222,3 +222,20 @@ def test_a_target_whose_states_are_not_three_dimensional_is_refused():
             assistant_model=AutoDrafter.from_target(model),
             speculative_config=CONFIG,
         )
+
+
+@pytest.mark.parametrize("tree", ["auto", TreeShape(depth=2, top_k=2, total_nodes=4)])
+@pytest.mark.parametrize("attention", ["flash_attention_2", "flex_attention"])
+def test_a_network_whose_attention_takes_no_tree_is_refused_before_the_first_token(attention, tree):
+    model, assistant = small_target(), drafter_for(target())
+    assistant.attach(model)
+    assistant.config._attn_implementation = attention
+    passes = []
+    model.register_forward_pre_hook(lambda *_: passes.append(1))
+    config = RCSDConfig(tree=tree)
+    message = rf"sdpa.*Eagle3Drafter was loaded with {attention}: load it with attn_implementation=.sdpa.*tree=None"
+    with pytest.raises(UnsupportedModelError, match=message):
+        model.generate(**prompts(), assistant_model=assistant, speculative_config=config, **OPTIONS)
+    assert passes == []
+    assistant.set_attn_implementation("eager")
+    both(prompts(), RCSDConfig(tree=tree, on_drafter_error="raise"), model, assistant)
