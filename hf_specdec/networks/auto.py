@@ -95,7 +95,8 @@ class AutoDrafter:
             dtype (`torch.dtype`, *optional*): Data type of the network; that of the target's embeddings by default.
 
         Raises:
-            [`InvalidConfigError`]: For an unknown family or an impossible vocabulary.
+            [`InvalidConfigError`]: For an unknown family, an impossible vocabulary, or rotary parameters of a type that
+                transformers does not compute for a layer of its own.
         """
         network = fresh_drafter(target, family, draft_vocab_size, draft_token_ids, taps, tokenizer)
         network.attach(target, tokenizer)
