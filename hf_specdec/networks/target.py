@@ -70,16 +70,16 @@ def tokenizer_hash(tokenizer: Any) -> str:
 
 
 def weights_fingerprint(target: nn.Module) -> str | None:
-    """SHA-256 of 64 evenly spaced values of each parameter, rounded to bfloat16 so that the loading dtype does not matter.
+    """SHA-256 of 64 evenly spaced values of each parameter, rounded to bfloat16, so that it is one in float32 and in bfloat16.
 
-    None where the stored values are not the weights (quantised, adapted or sharded models).
+    None where the stored values are not the weights (quantised, adapted or sharded models), or float16 has rounded them before.
     """
     quantized = getattr(target, "hf_quantizer", None) is not None or getattr(target, "is_quantized", False)
     if quantized or is_sharded(target):
         return None
     samples: dict[str, bytes] = {}
     for name, values in _weights(target):
-        if "lora_" in name or values.device.type == "meta":
+        if "lora_" in name or values.device.type == "meta" or values.dtype == torch.float16:
             return None
         if values.is_floating_point():
             samples[name] = f"{name}{tuple(values.shape)}".encode() + _sample(values)

@@ -28,6 +28,8 @@ def test_a_packed_target_has_the_fingerprint_of_its_dense_self(packed):
     assert weights_fingerprint(packed) == weights_fingerprint(small_target()) is not None
     other = small_target(seed=1)
     assert weights_fingerprint(other) != weights_fingerprint(packed)
+    assert weights_fingerprint(small_target().bfloat16()) == weights_fingerprint(packed)
+    assert weights_fingerprint(small_target().half()) is None  # rounded twice, its values would be others
 
 
 @pytest.mark.parametrize("family", ["eagle", "eagle3"])

@@ -215,6 +215,10 @@ def write_checkpoints(folder, step, begun):
         save_checkpoint(folder, step, network, optimizer, {})
 
 
+def newest(folder):
+    return max((int(each.name.rpartition("-")[2]) for each in folder.glob("checkpoint-*")), default=0)
+
+
 def test_a_killed_run_leaves_whole_checkpoints(tmp_path):
     generator, last = torch.Generator().manual_seed(0), 0
     for _ in range(20):
@@ -222,7 +226,10 @@ def test_a_killed_run_leaves_whole_checkpoints(tmp_path):
         writer = FORK.Process(target=write_checkpoints, args=(tmp_path, last, begun))
         writer.start()
         assert begun.wait(30)
-        time.sleep(0.02 + 0.1 * float(torch.rand((), generator=generator)))
+        deadline = time.monotonic() + 30
+        while newest(tmp_path) <= last and time.monotonic() < deadline:
+            time.sleep(0.002)
+        time.sleep(0.1 * float(torch.rand((), generator=generator)))
         writer.kill()
         writer.join()
         network = torch.nn.Linear(64, 64)
@@ -232,7 +239,7 @@ def test_a_killed_run_leaves_whole_checkpoints(tmp_path):
             assert bool((network.weight == step).all())
             assert bool((optimizer.state[network.weight]["exp_avg"] == step).all())
             last = max(last, step)
-    assert last > 20
+    assert last >= 20
 
 
 SHARED = TrainingOptions(max_steps=5, batch_size=4, learning_rate=1e-3, save_every=2, eval_every=3)
