@@ -91,7 +91,7 @@ def test_a_drafter_that_copies_its_target_is_always_right(pair, steps):
 
 # --- sampling -------------------------------------------------------------------------------------------------------
 
-PROMPT = (5, 3, 1, 7, 2)
+PROMPT = (4, 6, 2, 2, 7, 1, 5, 3, 1, 7, 2)  # longer than any window
 SETTINGS = {"T=1": {}, "T=2,top_k=4": {"temperature": 2.0, "top_k": 4}}
 
 

@@ -26,11 +26,8 @@ from tests.test_families import ONE_PROMPT, RAGGED_PROMPTS, assert_same, prompts
 CONFIG = RCSDConfig(tree=TreeShape(depth=4, top_k=3, total_nodes=9), on_drafter_error="raise")
 
 
-@pytest.mark.parametrize(
-    ("family", "lengths"),
-    [("eagle", ONE_PROMPT), ("eagle", RAGGED_PROMPTS), ("eagle3", RAGGED_PROMPTS)],
-    ids=["eagle-one", "eagle-ragged", "eagle3-ragged"],
-)
+@pytest.mark.parametrize("lengths", [ONE_PROMPT, RAGGED_PROMPTS], ids=["one", "ragged"])
+@pytest.mark.parametrize("family", ["eagle", "eagle3"])
 @pytest.mark.parametrize("name", TARGETS)
 def test_greedy_texts_are_the_targets_own(name, family, lengths):
     output = target_of(name).generate(
@@ -173,12 +170,10 @@ class Script:
 @pytest.mark.parametrize(
     ("name", "family", "setting", "batching"),
     [
-        ("llama", "eagle3", "T=1", "ragged"),
+        *((name, family, "T=1", "ragged") for name in TARGETS for family in ("eagle", "eagle3")),
         ("llama", "eagle", "T=2,top_k=4", "ragged"),
         ("llama", "eagle", "repetition", "ragged"),
         ("llama", "eagle3", "repetition", "lockstep"),
-        ("gemma2", "eagle", "T=1", "ragged"),
-        ("mistral", "eagle3", "T=1", "ragged"),
     ],
 )
 def test_the_sampled_law_is_the_targets_by_enumeration(monkeypatch, name, family, setting, batching, edge):
