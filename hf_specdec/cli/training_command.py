@@ -54,6 +54,7 @@ def run_training(context: typer.Context, asked: Mapping[str, Any], recipe: str) 
         models.tokenizer,
         trained,
         evaluating,
+        recipe,
         stages,
         options,
         out,

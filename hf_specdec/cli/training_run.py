@@ -25,7 +25,7 @@ from hf_specdec.training.continual import ContinualTraining, cut_recordings, tra
 from hf_specdec.training.feature_shards import FeatureShards
 from hf_specdec.training.options import TrainingOptions
 from hf_specdec.training.rcsd import Recording
-from hf_specdec.training.recipes import Recipe
+from hf_specdec.training.recipes import Recipe, followed_by
 from hf_specdec.training.stages import check_run, train_in_stages
 from hf_specdec.training.texts import Text, cut_texts, observe
 from hf_specdec.training.trainer import Observe, StepLog
@@ -93,6 +93,7 @@ class TrainingRun:
     Args:
         target (`PreTrainedModel`), tokenizer (`PreTrainedTokenizerBase`): The target.
         trained, held_out (`list[list[int]]`): Prompts to train on and to evaluate with, as token ids.
+        recipe (`str`): The name of what it does, which the drafter's config then says.
         stages (`list[Recipe]`): Its stages; one where rounds of live use are trained on.
         options ([`TrainingOptions`]): Length and pace.
         out (`Path`): Folder of answers, checkpoints and the drafter.
@@ -112,6 +113,7 @@ class TrainingRun:
     tokenizer: Any
     trained: list[list[int]]
     held_out: list[list[int]]
+    recipe: str
     stages: list[Recipe]
     options: TrainingOptions
     out: Path
@@ -146,6 +148,7 @@ class TrainingRun:
         found = logs[-1].evaluation if logs else self._evaluate(network, accelerator)
         if not accelerator.is_main_process:
             return None
+        network.config.recipe = followed_by(network.config.recipe, self.recipe)
         export_drafter(network, self.out)
         return {
             "num_texts": len(texts),

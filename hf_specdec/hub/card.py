@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import ModelCard, ModelCardData
-from huggingface_hub.errors import HFValidationError
-from huggingface_hub.utils import validate_repo_id
 
 from hf_specdec.errors import InvalidConfigError
+from hf_specdec.hub.methods import method_of
+from hf_specdec.hub.repo_id import is_repo_id
 from hf_specdec.hub.results import BEGIN, END, METRICS, eval_results, read_results, results_section
 from hf_specdec.networks.checkpoint import read_json_object
+from hf_specdec.networks.serving import launch_lines
 
 
-__all__ = ["CARD", "PLOT", "RESULTS", "CardFacts", "check_card", "render_card"]
+__all__ = ["CARD", "PLOT", "RESULTS", "CardFacts", "check_card", "render_card", "target_named"]
 
 CARD, RESULTS, PLOT = "README.md", "results.json", "results.png"
+_SERVED = {"vllm": "vLLM", "sglang": "SGLang"}
+_STEPS = 5
 _LOAD = {
     True: (
         "from hf_specdec import AutoDrafter, RCSDConfig",
@@ -81,7 +85,7 @@ def render_card(
     _fill(data, folder, config, facts)
     data.eval_results = eval_results(measured)
     if body is None:
-        body = _body(data, config, facts, section)
+        body = _body(folder, data, config, facts, section)
     return f"---\n{data.to_yaml()}\n---\n\n{body.strip()}\n"
 
 
@@ -123,52 +127,47 @@ def _with_section(text: str, section: str) -> str:
 
 def _fill(data: Any, folder: Path, config: dict[str, Any], facts: CardFacts) -> None:
     """Writes the metadata. `data` is huggingface_hub's, which takes any attribute."""
-    method = _method(config)
-    data.base_model = _hub_id(facts.base_model or data.base_model or _verifier(config))
+    has_code = (folder / "custom_generate" / "generate.py").is_file()
+    data.base_model = _hub_id(facts.base_model or data.base_model or target_named(config))
     data.base_model_relation = "adapter"
-    data.library_name, data.pipeline_tag = "hf_specdec", "text-generation"
+    data.library_name, data.pipeline_tag = "transformers" if has_code else "hf_specdec", "text-generation"
     data.model_name = facts.name or data.model_name or folder.resolve().name
     data.license = facts.license or data.license
     data.language = list(facts.languages) if facts.languages else data.language
     data.datasets = list(facts.datasets) if facts.datasets else data.datasets
     data.metrics = list(METRICS)
-    data.tags = list(dict.fromkeys([*(data.tags or []), "speculative-decoding", "draft-model", *method]))
+    tags = ["speculative-decoding", "draft-model", *method_of(config).tags, *["custom_generate"] * has_code]
+    data.tags = list(dict.fromkeys([*(data.tags or []), *tags]))
 
 
-def _method(config: dict[str, Any]) -> list[str]:
-    names = f"{config.get('architectures')} {config.get('model_type')} {config.get('speculators_model_type')}".lower()
-    if "eagle3" in names:
-        return ["eagle3", "arxiv:2503.01840"]
-    return ["eagle", "arxiv:2401.15077"] if "eagle" in names else []
+def target_named(config: Mapping[str, Any]) -> str | None:
+    """What a drafter's config calls its target, in any dialect.
 
-
-def _verifier(config: dict[str, Any]) -> str | None:
+    Args:
+        config (`dict`): The contents of its `config.json`.
+    """
     named = config.get("speculators_config", {}).get("verifier", {}).get("name_or_path")
     return config.get("target_name") or named
 
 
 def _hub_id(name: str | None) -> str:
-    try:
-        if not name or name.count("/") != 1:
-            raise HFValidationError
-        validate_repo_id(name)
-    except HFValidationError:
+    if not name or not is_repo_id(name):
         raise InvalidConfigError(
             f"a card names its target by Hub id, ORG/NAME, got {name!r}: pass --base-model ORG/NAME"
-        ) from None
+        )
     return name
 
 
-def _body(data: Any, config: dict[str, Any], facts: CardFacts, section: str) -> str:
-    method = _method(config)
-    load, make, options = _LOAD[bool(method)]
+def _body(folder: Path, data: Any, config: dict[str, Any], facts: CardFacts, section: str) -> str:
+    method = method_of(config)
+    load, make, options = _LOAD[method.network is not None]
     named = [f"- target: [{data.base_model}](https://huggingface.co/{data.base_model})"]
     named += [f"- revision of the target: {facts.base_revision}"] if facts.base_revision else []
     named += (
         [f"- fingerprint of the target's weights: `{config['target_weights']}`"] if config.get("target_weights") else []
     )
     named += [f"- hash of the tokenizer: `{config['target_tokenizer']}`"] if config.get("target_tokenizer") else []
-    named += [f"- method: {method[0]}" if method else "- method: a small model of the same vocabulary"]
+    named += [f"- method: {method.title}"]
     opening = [f"# {data.model_name}", "", f"A drafter for speculative decoding with {data.base_model}.", "", *named]
     use = [
         "```python",
@@ -180,4 +179,21 @@ def _body(data: Any, config: dict[str, Any], facts: CardFacts, section: str) -> 
         f"target.generate(**inputs, assistant_model=drafter, speculative_config={options})",
         "```",
     ]
-    return "\n".join([*opening, "", "## Use", "", *use, "", "# Results", "", section])
+    serve = [] if method.network is None else _serving(folder, data.model_name, data.base_model, method.network)
+    return "\n".join([*opening, "", "## Use", "", *use, "", *serve, "# Results", "", section])
+
+
+def _serving(folder: Path, name: str, target: str, network: str) -> list[str]:
+    """How the drafter is served: by the folder's own launch lines, or from an export for each engine."""
+    if (folder / "serve.md").is_file():
+        return ["## Serve", "", "The launch lines are in [serve.md](serve.md).", ""]
+    said = (
+        "Engines read an export, whose `serve.md` holds the launch line. What an engine would misread is refused. The lines "
+        "follow the engines' options; they were not run."
+    )
+    parts = ["## Serve", "", said, ""]
+    for format, engine in _SERVED.items():
+        place = f"{network}-{format}"
+        line = launch_lines(format, target, network, _STEPS)[engine]
+        parts += ["```bash", f"specdec export {name} --format {format} --out {place}", f"cd {place}", line, "```", ""]
+    return parts

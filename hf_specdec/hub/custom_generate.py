@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hf_specdec.hub.repo_id import check_repo_id
+from huggingface_hub import ModelCardData
+
+from hf_specdec.hub.card import CARD, target_named
+from hf_specdec.hub.methods import method_of
+from hf_specdec.hub.repo_id import check_repo_id, is_repo_id
+from hf_specdec.hub.results import BEGIN, END
 from hf_specdec.networks.base import DraftNetwork
 from hf_specdec.networks.export import export_drafter
 
@@ -68,8 +73,58 @@ def _own_place():
 '''
 
 
+_TEXT = """# Speculative decoding with a drafter network
+
+## Description
+
+Custom generation code for `model.generate`, with the drafter network that it decodes with ({method}). Greedy texts are the
+model's own, token for token; sampled texts have its law.
+
+## Base model
+
+{target}
+
+## Model compatibility
+
+The drafter reads the hidden states of the model that it was trained for, and is checked against it. Another drafter takes the
+code to another model.
+
+## Additional arguments
+
+- `drafter`: a drafter network, or the folder or Hub id of one; by default the one of this repository. `assistant_model` is the
+  same.
+- `draft_config`: a config of `hf_specdec`, the name of a preset such as `"rcsd"` (the default), or the folder or Hub id of a
+  saved config.
+
+## Output type changes
+
+None. With `return_dict_in_generate=True` the output has `speculative_stats` too.
+
+## Example usage
+
+Needs `pip install hf_specdec`.
+
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+name = "{name}"
+tokenizer, model = AutoTokenizer.from_pretrained(name), AutoModelForCausalLM.from_pretrained(name)
+inputs = tokenizer("The difference between a list and a tuple", return_tensors="pt")
+out = model.generate(**inputs, custom_generate="{repo}", trust_remote_code=True, max_new_tokens=64)
+print(tokenizer.decode(out[0], skip_special_tokens=True))
+```
+
+# Results
+
+{begin}
+{end}
+"""
+
+
 def export_custom_generate(network: DraftNetwork, directory: str | Path, repo: str | None = None) -> Path:
-    """Writes a drafter in this package's own format, with `custom_generate/generate.py` beside it.
+    """Writes a drafter in this package's own format, with `custom_generate/generate.py` and a card beside it.
+
+    A card that is there stays as it is.
 
     Args:
         network ([`DraftNetwork`]): The network. It is not changed.
@@ -89,4 +144,31 @@ def export_custom_generate(network: DraftNetwork, directory: str | Path, repo: s
     code = folder / "custom_generate" / "generate.py"
     code.parent.mkdir(exist_ok=True)
     code.write_text(_CODE.format(drafter=repo), encoding="utf-8")
+    if not (folder / CARD).exists():
+        (folder / CARD).write_text(_card(network, repo), encoding="utf-8")
     return folder
+
+
+def _card(network: DraftNetwork, repo: str | None) -> str:
+    """A card without figures, with a place where `specdec card` puts them."""
+    config = network.config.to_dict() | {"architectures": [type(network).__name__]}
+    target, method = target_named(config), method_of(config)
+    known = target is not None and is_repo_id(target)
+    data = ModelCardData(
+        library_name="transformers",
+        pipeline_tag="text-generation",
+        tags=["custom_generate", "speculative-decoding", "draft-model", *method.tags],
+        base_model=target if known else None,
+        base_model_relation="adapter" if known else None,
+    )
+    text = _TEXT.format(
+        method=method.title,
+        target=f"[{target}](https://huggingface.co/{target})"
+        if known
+        else "The model that the drafter was trained for.",
+        name=target or "TARGET",
+        repo=repo or "FOLDER",
+        begin=BEGIN,
+        end=END,
+    )
+    return f"---\n{data.to_yaml()}\n---\n\n{text}"

@@ -129,8 +129,10 @@ def _layer_options(config: Mapping[str, Any], tensors: Mapping[str, Tensor], lay
 
 
 def _target_options(checkpoint: Checkpoint) -> dict[str, Any]:
-    verifier = _section(checkpoint, "speculators_config").get("verifier") or {}
-    found = {name: checkpoint.config[name] for name in _TARGET if checkpoint.config.get(name)}
+    config, verifier = checkpoint.config, _section(checkpoint, "speculators_config").get("verifier") or {}
+    found = {name: config[name] for name in _TARGET if config.get(name)}
+    if isinstance(config.get("recipe"), str):  # others may call something else so
+        found["recipe"] = config["recipe"]
     return {"target_name": verifier.get("name_or_path")} | found
 
 

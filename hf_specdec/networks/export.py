@@ -25,7 +25,7 @@ __all__ = ["FORMATS", "export_drafter"]
 
 _FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 _AUX = "eagle_aux_hidden_state_layer_ids"
-_TARGET = ("target_name", "target_tokenizer", "target_weights")
+_OURS = ("target_name", "target_tokenizer", "target_weights", "recipe")
 
 
 def export_drafter(network: DraftNetwork, directory: str | Path, format: str = "hf", *, steps: int = 5) -> Path:
@@ -48,8 +48,8 @@ def export_drafter(network: DraftNetwork, directory: str | Path, format: str = "
         network.save_pretrained(folder)
     else:
         config, tensors = FORMATS[format](network, steps)
-        # What a served checkpoint says about its target is ours; engines ignore fields that they do not know.
-        config |= {name: getattr(network.config, name) for name in _TARGET if getattr(network.config, name)}
+        # What a served checkpoint says about its target and its training is ours; engines ignore fields that they do not know.
+        config |= {name: getattr(network.config, name) for name in _OURS if getattr(network.config, name)}
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
         stored = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}

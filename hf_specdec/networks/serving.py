@@ -6,7 +6,7 @@ import json
 import shlex
 
 
-__all__ = ["serving_page"]
+__all__ = ["launch_lines", "serving_page"]
 
 _ENGINES = {"eagle3": ("vLLM", "SGLang"), "vllm": ("vLLM",), "sglang": ("SGLang",), "speculators": ("vLLM",), "hf": ()}
 
@@ -22,14 +22,23 @@ def serving_page(format: str, target: str | None, method: str, steps: int) -> st
     """
     if not _ENGINES[format]:
         return None
-    name = shlex.quote(target or "TARGET")
-    lines = {"vLLM": _vllm(format, name, method, steps), "SGLang": _sglang(name, method, steps)}
     parts = ["# Serving this drafter", "", "From within this folder:"]
-    for engine in _ENGINES[format]:
-        parts += ["", f"## {engine}", "", "```bash", lines[engine], "```"]
+    for engine, line in launch_lines(format, target, method, steps).items():
+        parts += ["", f"## {engine}", "", "```bash", line, "```"]
     if target is None:
         parts += ["", "The checkpoint does not name its target: put its Hub id or folder in the place of `TARGET`."]
     return "\n".join([*parts, ""])
+
+
+def launch_lines(format: str, target: str | None, method: str, steps: int) -> dict[str, str]:
+    """The line that starts each engine that reads the format, by the engine's name, from within the exported folder.
+
+    Args:
+        format, target, method, steps: As for [`serving_page`].
+    """
+    name = shlex.quote(target or "TARGET")
+    lines = {"vLLM": _vllm(format, name, method, steps), "SGLang": _sglang(name, method, steps)}
+    return {engine: lines[engine] for engine in _ENGINES[format]}
 
 
 def _vllm(format: str, target: str, method: str, steps: int) -> str:

@@ -21,7 +21,7 @@ from hf_specdec.training.losses import (
 from hf_specdec.training.rcsd.options import RCSDTraining
 
 
-__all__ = ["RECIPES", "STAGES", "Recipe", "stages_of"]
+__all__ = ["RECIPES", "STAGES", "Recipe", "followed_by", "stages_of"]
 
 
 @dataclass(frozen=True)
@@ -92,3 +92,15 @@ def stages_of(name: str, options: RCSDTraining | None = None) -> list[Recipe]:
         else:
             found.append(recipe)
     return found
+
+
+def followed_by(before: str | None, name: str) -> str:
+    """What a drafter's config says of its training after one more run, such as `"hass+rcsd-dpo"`.
+
+    Args:
+        before (`str`, *optional*): What it said.
+        name (`str`): The run's recipe; one that goes on with the last one adds nothing.
+    """
+    if not before:
+        return name
+    return before if before == name or before.endswith(f"+{name}") else f"{before}+{name}"

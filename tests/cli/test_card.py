@@ -11,6 +11,9 @@ from huggingface_hub import ModelCard
 import hf_specdec.hub.publish as publishing
 from hf_specdec.cli import app
 from hf_specdec.hub.card import render_card
+from hf_specdec.hub.custom_generate import export_custom_generate
+from hf_specdec.networks import AutoDrafter
+from hf_specdec.networks.export import export_drafter
 from tests.networks import drafter_for, small_target
 
 
@@ -107,6 +110,63 @@ def test_a_drafter_network_names_its_method_and_fingerprint(measured, tmp_path, 
     assert {"eagle3", "arxiv:2503.01840"} <= set(card.data.tags)
     assert json.loads((tmp_path / "eagle3" / "config.json").read_text())["target_weights"] in card.text
     assert "AutoDrafter.from_pretrained" in card.text
+
+
+@pytest.mark.parametrize(
+    ("recipe", "papers", "title"),
+    [
+        (None, ["eagle", "arxiv:2401.15077"], "- method: eagle\n"),
+        ("hass", ["eagle", "arxiv:2401.15077", "hass", "arxiv:2408.15766"], "- method: eagle, trained with hass\n"),
+        (
+            "hass+rcsd-dpo",
+            ["eagle", "arxiv:2401.15077", "hass", "arxiv:2408.15766", "rcsd", "rcsd-dpo"],
+            "- method: eagle, trained with hass, then rcsd-dpo\n",
+        ),
+    ],
+)
+def test_a_drafter_network_names_what_trained_it(recipe, papers, title, measured, tmp_path, run):
+    network = drafter_for(small_target(), "eagle")
+    network.config.recipe = recipe
+    network.save_pretrained(tmp_path)
+    run("card", tmp_path, "--results", measured, "--base-model", "org/target", "--name", "org/drafter")
+    card = ModelCard.load(tmp_path / "README.md")
+    assert card.data.tags == ["speculative-decoding", "draft-model", *papers]
+    assert title in card.text
+    assert (
+        "specdec export org/drafter --format vllm --out eagle-vllm\ncd eagle-vllm\nvllm serve org/target " in card.text
+    )
+
+
+def test_a_field_of_that_name_may_be_somebody_elses(measured, tmp_path, run):
+    drafter_for(small_target(), "eagle").save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text()) | {"recipe": {"stage": 1}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    run("card", tmp_path, "--results", measured, "--base-model", "org/target")
+    assert "- method: eagle\n" in ModelCard.load(tmp_path / "README.md").text
+    assert AutoDrafter.from_pretrained(tmp_path, target=small_target()).config.recipe is None
+
+
+def test_a_served_folder_links_its_launch_lines(measured, tmp_path, run):
+    network = drafter_for(small_target(), "eagle3")
+    network.config.recipe = "eal"
+    export_drafter(network, tmp_path / "out", "vllm")
+    run("card", tmp_path / "out", "--results", measured, "--base-model", "org/target")
+    card = ModelCard.load(tmp_path / "out" / "README.md")
+    assert "[serve.md](serve.md)" in card.text
+    assert {"eagle3", "eal", "arxiv:2609.24150"} <= set(card.data.tags)
+
+
+def test_a_custom_generate_repository_stays_one(measured, tmp_path, hub, run):
+    """It gains figures in the card that came with it, and is published with its code."""
+    export_custom_generate(drafter_for(small_target(), "eagle3"), tmp_path, "org/drafter")
+    run("card", tmp_path, "--results", measured, "--base-model", "org/target", "--license", "mit")
+    card = ModelCard.load(tmp_path / "README.md")
+    assert card.data.library_name == "transformers"
+    assert card.data.tags.count("custom_generate") == 1
+    assert measured.with_suffix(".md").read_text() in card.text
+    assert "## Example usage" in card.text
+    run("publish", tmp_path, "--repo", "org/drafter")
+    assert {"README.md", "custom_generate/generate.py"} <= hub.commits[0][1].keys()
 
 
 def test_a_card_renders_to_itself(carded):

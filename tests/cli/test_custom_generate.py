@@ -1,15 +1,18 @@
 """`specdec export --format custom_generate`: a folder whose code transformers runs."""
 
 import functools
+import re
 import shutil
 
 import pytest
 import torch
+from huggingface_hub import ModelCard
 from typer.testing import CliRunner
 
 import hf_specdec
 from hf_specdec import InvalidConfigError, RCSDConfig, TreeShape
 from hf_specdec.cli import app
+from hf_specdec.hub.custom_generate import export_custom_generate
 from hf_specdec.networks import AutoDrafter
 from tests.networks import drafter_for, small_target
 from tests.toys import prompts
@@ -67,6 +70,28 @@ def test_a_config_is_given_by_a_name_of_its_own(folder, model):
     out = custom(model, folder, drafter=str(folder), draft_config=config, return_dict_in_generate=True)
     assert torch.equal(out.sequences, model.generate(**prompts(), **OPTIONS))
     assert len(out.speculative_stats.drafted_at_position) == 2
+
+
+def test_the_folder_has_a_card_that_the_hub_finds_it_by(folder):
+    card = ModelCard.load(folder / "README.md")
+    assert (card.data.library_name, card.data.pipeline_tag) == ("transformers", "text-generation")
+    assert {"custom_generate", "eagle3", "arxiv:2503.01840"} <= set(card.data.tags)
+    assert "base_model" not in card.data.to_dict()  # the toy has no name
+    [snippet] = re.findall(r"```python\n(.*?)```", card.text, re.DOTALL)
+    assert 'custom_generate="FOLDER", trust_remote_code=True' in snippet
+    compile(snippet, "README.md", "exec")
+
+
+def test_a_card_names_repository_and_target_and_leaves_another_card_alone(tmp_path):
+    network = drafter_for(small_target(), "eagle")
+    network.config.target_name = "org/target"
+    card = ModelCard.load(export_custom_generate(network, tmp_path, "org/drafter") / "README.md")
+    assert (card.data.base_model, card.data.base_model_relation) == ("org/target", "adapter")
+    assert 'custom_generate="org/drafter"' in card.text
+    assert 'name = "org/target"' in card.text
+    (tmp_path / "README.md").write_text("mine")
+    export_custom_generate(network, tmp_path)
+    assert (tmp_path / "README.md").read_text() == "mine"
 
 
 def test_positional_calls(folder, model):

@@ -15,7 +15,7 @@ from hf_specdec.cli.training_run import _follow
 from hf_specdec.training.acceptance import acceptance_lengths
 from hf_specdec.training.answers import is_held_out
 from hf_specdec.training.rcsd import RoundRecorder
-from hf_specdec.training.recipes import RECIPES, STAGES
+from hf_specdec.training.recipes import RECIPES, STAGES, followed_by
 from hf_specdec.training.trainer import StepLog
 from tests.toys import prompts as ids_of
 
@@ -49,6 +49,7 @@ def test_it_writes_a_drafter_that_loads(pair, options, run_json, tmp_path, recip
     answers = [json.loads(line) for line in (tmp_path / "drafter" / "answers.jsonl").read_text().splitlines()]
     assert len(answers) == found["num_texts"]
     network = AutoDrafter.from_pretrained(tmp_path / "drafter", target=pair.model)
+    assert network.config.recipe == recipe
     inputs = ids_of()
     asked = {"max_new_tokens": 10, "do_sample": False, "pad_token_id": 0}
     config = RCSDConfig(steps=3, on_drafter_error="raise")
@@ -63,6 +64,7 @@ def test_a_run_goes_on_from_another_drafter(pair, options, run_json, tmp_path):
     run_json(*again, "--recipe", "eal", "--max-steps", 2, "--start", first, "--learning-rate", 1e-20)
     one, two = (AutoDrafter.from_pretrained(path, target=pair.model) for path in (first, tmp_path / "second"))
     assert type(one) is type(two)
+    assert two.config.recipe == "hass+eal"
     assert all(torch.allclose(a, b, atol=1e-12) for a, b in zip(one.parameters(), two.parameters(), strict=True))
 
 
@@ -74,6 +76,12 @@ def test_a_drafter_of_another_tokenizer_is_not_gone_on_with(pair, options, run, 
     again = [tmp_path / "second" if part == tmp_path / "drafter" else part for part in options]
     stderr = run(*again, "--recipe", "hass", "--max-steps", 2, "--start", tmp_path / "drafter", code=2).stderr
     assert "whose tokenizer have the hash" in " ".join(stderr.split())
+
+
+def test_a_run_that_goes_on_with_its_own_recipe_is_named_once():
+    assert followed_by(None, "hass") == followed_by("hass", "hass") == "hass"
+    assert followed_by("hass+rcsd-dpo", "rcsd-dpo") == "hass+rcsd-dpo"
+    assert followed_by("xhass", "hass") == "xhass+hass"
 
 
 def test_every_recipe_can_be_asked_for():
@@ -133,6 +141,7 @@ def test_rcsd_goes_on_from_hass(pair, options, run, run_json, tmp_path, recipe):
     assert found["tau"] >= 1
     one, two = (AutoDrafter.from_pretrained(path, target=pair.model) for path in (first, second))
     assert not all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
+    assert two.config.recipe == f"hass+{recipe}"
     stages = sorted(path.name for path in second.glob("stage-*"))
     assert stages == ([] if recipe == "rcsd-grpo" else ["stage-0", "stage-1"])
     assert [path.name for path in second.glob("stage-*/rounds/*.safetensors")] == (

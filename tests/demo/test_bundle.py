@@ -76,6 +76,7 @@ def test_one_seed_of_every_finished_drafter_is_bundled(tmp_path):
         before = AutoDrafter.from_pretrained(folder, target=target).state_dict()
         stored = load_file(out / name / "model.safetensors")
         assert network.config.target_name == TARGET_NAME
+        assert network.config.recipe == {"rcsd-dpo": "hass+rcsd-dpo"}.get(name, name)
         assert stored.keys() == before.keys()
         assert {value.dtype for value in stored.values() if value.is_floating_point()} == {torch.bfloat16}
         assert all(torch.equal(value, before[key].to(value.dtype)) for key, value in stored.items())

@@ -18,6 +18,7 @@ class EagleConfig(LlamaConfig):
         has_embedding (`bool`, defaults to `False`): Whether the checkpoint owns `embed_tokens.weight`; otherwise the
             target's is used.
         target_name, target_tokenizer, target_weights (`str`, *optional*): The target it was made for.
+        recipe (`str`, *optional*): Names of the recipes that trained it, one after another, with `+` between them.
         kwargs: As in `LlamaConfig`; `attention_bias` is about queries, keys and values only.
     """
 
@@ -29,3 +30,4 @@ class EagleConfig(LlamaConfig):
     target_name: str | None = None
     target_tokenizer: str | None = None
     target_weights: str | None = None
+    recipe: str | None = None

@@ -26,6 +26,7 @@ class Eagle3Config(LlamaConfig):
         has_embedding (`bool`, defaults to `False`): Whether the checkpoint owns `embed_tokens.weight`.
         has_head (`bool`, defaults to `True`): Whether it owns `lm_head.weight`; otherwise the target's is used.
         target_name, target_tokenizer, target_weights (`str`, *optional*): The target it was made for.
+        recipe (`str`, *optional*): Names of the recipes that trained it, one after another, with `+` between them.
         kwargs: As in `LlamaConfig`; `attention_bias` is about queries, keys and values only.
     """
 
@@ -45,6 +46,7 @@ class Eagle3Config(LlamaConfig):
     target_name: str | None = None
     target_tokenizer: str | None = None
     target_weights: str | None = None
+    recipe: str | None = None
 
     def __post_init__(self, **kwargs):
         if self.draft_vocab_size is None:

@@ -38,6 +38,7 @@ __all__ = ["TARGET_NAME", "bundle", "finished_drafters", "train_eagle3", "write_
 TARGET_NAME = "hf_specdec/demo-target"
 BUNDLED = Path(__file__).parents[2] / "demo" / "weights" / "drafters"
 PROMPTS = 24
+_CHAINS = {name: f"hass+{name}" for name in ("rcsd-dpo", "rcsd-grpo")}
 
 
 def train_eagle3(
@@ -94,6 +95,7 @@ def bundle(target: Any, drafters: dict[str, Path], out: Path) -> list[Path]:
     for name, folder in drafters.items():
         network = AutoDrafter.from_pretrained(folder, target=target, dtype=torch.bfloat16)
         network.config.target_name = TARGET_NAME
+        network.config.recipe = _CHAINS.get(name, name if name in RECIPES else network.config.recipe)
         shutil.rmtree(out / name, ignore_errors=True)
         written.append(export_drafter(network, out / name))
         (out / name / "model.safetensors").chmod(0o644)
