@@ -45,6 +45,7 @@ class _Borrowed:
     embedding: Any
     head: Any
     architectures: tuple[str, ...]
+    num_layers: int
 
 
 class DraftNetwork(PreTrainedModel, ABC):
@@ -173,7 +174,9 @@ class DraftNetwork(PreTrainedModel, ABC):
         self.check_target(inner, config)
         TargetIdentity.of_config(self.config).check(inner, tokenizer)
         names = tuple(inner.config.architectures or (type(inner).__name__,))
-        self._borrowed = _Borrowed(inner.get_input_embeddings(), inner.get_output_embeddings(), names)
+        self._borrowed = _Borrowed(
+            inner.get_input_embeddings(), inner.get_output_embeddings(), names, config.num_hidden_layers
+        )
 
     def twin(self) -> DraftNetwork:
         """A copy with weights of its own that borrows from the same target, in evaluation mode."""
@@ -236,6 +239,11 @@ class DraftNetwork(PreTrainedModel, ABC):
     def target_architectures(self) -> tuple[str, ...]:
         """The class names in the target's config; none while the network has no target."""
         return () if self._borrowed is None else self._borrowed.architectures
+
+    @property
+    def target_num_layers(self) -> int | None:
+        """Number of layers of the target; None while the network has no target."""
+        return None if self._borrowed is None else self._borrowed.num_layers
 
     def target_logits(self, states: Tensor) -> Tensor:
         """The target's own head on `states`, in the head's dtype and on its device, brought back to the network's."""

@@ -17,6 +17,7 @@ from hf_specdec.networks.auto import load_network
 from hf_specdec.networks.base import DraftNetwork
 from hf_specdec.networks.checkpoint import read_checkpoint
 from hf_specdec.networks.eagle3 import Eagle3Drafter
+from hf_specdec.networks.eagle3.modeling import default_taps
 from hf_specdec.networks.serving import serving_page
 from hf_specdec.placement import weight_of
 
@@ -68,8 +69,15 @@ def _hf(network: DraftNetwork, steps: int) -> tuple[dict[str, Any], dict[str, Te
 def _eagle3(network: DraftNetwork, steps: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Layout that every reader of EAGLE-3 knows, for networks without any of the later options."""
     three = _as_eagle3(network, "eagle3")
-    _refuse(network, "eagle3", (*_FLAGS, "taps", "qk_norm", "attention_bias"))
+    own = () if _has_default_taps(three) else ("taps",)
+    _refuse(network, "eagle3", (*_FLAGS, *own, "qk_norm", "attention_bias"))
     return _flat(three, "LlamaForCausalLMEagle3"), three.state_dict()
+
+
+def _has_default_taps(network: DraftNetwork) -> bool:
+    """Whether a reader that is told of no layers reads the right ones, as far as it is known how many the target has."""
+    layers = network.target_num_layers
+    return network.config.taps is None or (layers is not None and tuple(network.config.taps) == default_taps(layers))
 
 
 def _vllm(network: DraftNetwork, steps: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -163,6 +171,11 @@ def _refuse(network: DraftNetwork, format: str, options: tuple[str, ...]) -> Non
                 if set(found) <= {*_FLAGS, "taps"} and format in ("eagle3", "sglang")
                 else ""
             )
+            + (
+                ". They may be its target's defaults: pass the target (--target)"
+                if found == ["taps"] and network.target_num_layers is None
+                else ""
+            )
         )
 
 
@@ -205,7 +218,8 @@ def _check(network: DraftNetwork, folder: Path) -> None:
     again = load_network(read_checkpoint(folder))
     written, expected = again.state_dict(), network.state_dict()
     lost = [name for name in expected if name not in written or not torch.equal(written[name], expected[name].cpu())]
-    names = ("taps", "qk_norm", "rope_parameters", "rms_norm_eps", "head_dim", *_FLAGS)
+    left_out = isinstance(again, Eagle3Drafter) and again.config.taps is None and _has_default_taps(network)
+    names = (*(() if left_out else ("taps",)), "qk_norm", "rope_parameters", "rms_norm_eps", "head_dim", *_FLAGS)
     changed = [name for name in names if getattr(again.config, name, None) != getattr(network.config, name, None)]
     if lost or changed:
         raise RuntimeError(f"{folder} does not read back as it was written: tensors {lost}, options {changed}")

@@ -1,6 +1,7 @@
 """`specdec export` writes what `AutoDrafter` reads, and says what it cannot."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -49,3 +50,21 @@ def test_embeddings_need_the_target(folders, tmp_path):
     result = run(folders / "plain", "--format", "speculators", "--out", tmp_path / "out")
     assert result.exit_code == 2
     assert "no target" in result.stderr
+
+
+@pytest.mark.parametrize(("taps", "told"), [([2, 3, 3], True), ([2, 3, 3], False), ([1, 3, 3], True)])
+def test_layers_that_are_the_defaults_need_no_name(taps, told, folders, tmp_path):
+    """What is the default depends on the target's number of layers."""
+    config = json.loads((folders / "plain" / "config.json").read_text()) | {"taps": taps}
+    copied = shutil.copytree(folders / "plain", tmp_path / "named")
+    (copied / "config.json").write_text(json.dumps(config))
+    target = ["--target", folders / "target"] if told else []
+    result = run(copied, "--format", "eagle3", "--out", tmp_path / "out", *target)
+    if taps == [2, 3, 3] and told:
+        assert result.exit_code == 0, result.output
+        network = AutoDrafter.from_pretrained(tmp_path / "out", target=small_target())
+        assert network.taps_of(small_target()) == (2, 3, 3)
+    else:
+        assert result.exit_code == 2
+        assert "do not know taps" in result.stderr
+        assert ("--target" in result.stderr) == (not told)

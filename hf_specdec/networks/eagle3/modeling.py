@@ -13,9 +13,14 @@ from hf_specdec.networks.base import DraftNetwork
 from hf_specdec.networks.eagle3.configuration import Eagle3Config
 
 
-__all__ = ["Eagle3Drafter", "Eagle3Layer"]
+__all__ = ["Eagle3Drafter", "Eagle3Layer", "default_taps"]
 
 NUM_TAPS = 3
+
+
+def default_taps(num_layers: int) -> tuple[int, int, int]:
+    """Early, middle and late hidden states (published): `2, n // 2, n - 3`."""
+    return (2, num_layers // 2, num_layers - 3)
 
 
 class Eagle3Layer(nn.Module):
@@ -82,10 +87,8 @@ class Eagle3Drafter(DraftNetwork):
         return self.draft_vocab_size != self.config.vocab_size
 
     def taps(self, num_layers: int) -> tuple[int, ...]:
-        """The config's, or early, middle and late ones: `2, n // 2, n - 3`."""
-        if self.config.taps is not None:
-            return tuple(self.config.taps)
-        return (2, num_layers // 2, num_layers - 3)
+        """The config's, or the [`default_taps`]."""
+        return default_taps(num_layers) if self.config.taps is None else tuple(self.config.taps)
 
     @property
     def feature_size(self) -> int:
