@@ -9,10 +9,15 @@ from pathlib import Path
 
 import huggingface_hub
 import pytest
+import torch
+import transformers
 from huggingface_hub import HfApi, constants
+from safetensors.torch import load_file
 
 import hf_specdec.hub.publish as publishing
+from hf_specdec.networks import AutoDrafter
 from tests.cli.test_card import carded, folder, measured  # noqa: F401 (fixtures)
+from tests.networks import drafter_for, small_target
 
 
 TOKEN = "hf_of_a_test"
@@ -57,6 +62,10 @@ class Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *words):
         """Tests are silent."""
+
+    def do_HEAD(self):
+        """No repository here holds a file yet."""
+        self.reply(404, {}, {"X-Error-Code": "EntryNotFound"})
 
 
 Handler.do_POST = Handler.do_PUT = Handler.answer
@@ -151,6 +160,30 @@ def test_everything_arrives_in_one_commit(carded, hub, run):  # noqa: F811
     body = created(hub)
     assert (body["organization"], body["name"]) == ("org", "drafter")
     assert not is_private(body)
+
+
+@pytest.mark.parametrize("kind", ["eagle", "eagle3-reduced"])
+def test_networks_push_themselves(kind, hub, monkeypatch, tmp_path):
+    """Through transformers, whose card is all there is beside weights and config."""
+    monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+    monkeypatch.setattr(huggingface_hub.hf_api.api, "endpoint", hub.url)
+    monkeypatch.setattr(transformers.utils.hub, "_hf_api", None, raising=False)  # a client that newer releases keep
+    monkeypatch.setattr(
+        constants, "HUGGINGFACE_CO_URL_TEMPLATE", f"{hub.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+    )
+    target = small_target()
+    network = drafter_for(target, kind)
+    network.push_to_hub("org/drafter", private=True, token=TOKEN)
+    assert is_private(created(hub))
+    [files] = hub.commits
+    assert sorted(files) == ["README.md", "config.json", "model.safetensors"]
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    loaded = AutoDrafter.from_pretrained(tmp_path, target=target)
+    expected = network.state_dict()
+    assert loaded.state_dict().keys() == expected.keys()
+    assert all(torch.equal(value, expected[name]) for name, value in loaded.state_dict().items())
+    assert not [name for name in load_file(tmp_path / "model.safetensors") if "embed_tokens" in name]
 
 
 def test_a_private_repository(carded, hub, run):  # noqa: F811
