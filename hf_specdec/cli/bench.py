@@ -288,11 +288,16 @@ def _environment(
 
     from hf_specdec.bench.cost_log import typical_costs
     from hf_specdec.bench.report import versions
+    from hf_specdec.hub.results import DRAFTER_WEIGHTS
+    from hf_specdec.networks.base import DraftNetwork
+    from hf_specdec.networks.target import weights_fingerprint
     from hf_specdec.placement import device_of
 
+    is_network = isinstance(models.assistant, DraftNetwork)
     return {
         **_named("target", settings["target"], models.target),
         **_named("assistant", settings["assistant"], models.assistant),
+        **({DRAFTER_WEIGHTS: weights_fingerprint(models.assistant)} if is_network else {}),
         "dtype": str(models.target.dtype).removeprefix("torch."),
         **({"quantization": settings["quantization"]} if settings["quantization"] else {}),
         "device": str(device_of(models.target)),

@@ -12,7 +12,7 @@ from huggingface_hub import ModelCard, ModelCardData
 from hf_specdec.errors import InvalidConfigError
 from hf_specdec.hub.methods import method_of
 from hf_specdec.hub.repo_id import is_repo_id
-from hf_specdec.hub.results import BEGIN, END, METRICS, eval_results, read_results, results_section
+from hf_specdec.hub.results import BEGIN, END, METRICS, check_drafter, eval_results, read_results, results_section
 from hf_specdec.networks.checkpoint import read_json_object
 from hf_specdec.networks.serving import launch_lines
 
@@ -69,10 +69,11 @@ def render_card(
         existing (`Path`, *optional*): The card that keeps its prose; `README.md` in the folder by default.
 
     Raises:
-        [`InvalidConfigError`]: If the figures are no drafter's, the target's Hub id is not known, or the existing card has no
-            place for figures.
+        [`InvalidConfigError`]: If the figures are no drafter's or another one's, the target's Hub id is not known, or the
+            existing card has no place for figures.
     """
     facts, measured = facts or CardFacts(), read_results(results or folder / RESULTS)
+    check_drafter(folder, measured)
     plot = (folder / RESULTS if results is None else results).with_suffix(".png")
     section = results_section(measured, PLOT if plot.is_file() else None)
     config = read_json_object(folder / "config.json")
@@ -96,11 +97,13 @@ def check_card(folder: Path) -> None:
         folder (`Path`): Folder with `README.md` and `results.json`.
 
     Raises:
-        [`InvalidConfigError`]: If the card is missing or says other figures, in its metadata or in its text.
+        [`InvalidConfigError`]: If the card is missing or says other figures, in its metadata or in its text, or the figures are
+            another drafter's.
     """
     if not (folder / CARD).is_file():
         raise InvalidConfigError(f"{folder} holds no {CARD}: write it with `specdec card {folder}`")
     results, card = read_results(folder / RESULTS), ModelCard.load(folder / CARD)
+    check_drafter(folder, results)
     wrong = []
     if _figures(card.data.eval_results or []) != _figures(eval_results(results)):
         wrong.append("the model-index of its metadata")

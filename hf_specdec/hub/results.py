@@ -9,12 +9,24 @@ from huggingface_hub import EvalResult
 
 from hf_specdec.bench.report import markdown
 from hf_specdec.errors import InvalidConfigError
-from hf_specdec.networks.checkpoint import read_json_object
+from hf_specdec.networks.auto import load_network
+from hf_specdec.networks.checkpoint import is_draft_checkpoint, read_checkpoint, read_json_object
+from hf_specdec.networks.target import weights_fingerprint
 
 
-__all__ = ["BEGIN", "END", "METRICS", "eval_results", "read_results", "results_section"]
+__all__ = [
+    "BEGIN",
+    "DRAFTER_WEIGHTS",
+    "END",
+    "METRICS",
+    "check_drafter",
+    "eval_results",
+    "read_results",
+    "results_section",
+]
 
 BEGIN, END = "<!-- specdec results: begin -->", "<!-- specdec results: end -->"
+DRAFTER_WEIGHTS = "drafter_weights"
 _DIGITS = 4
 METRICS = {"acceptance_length": "tokens_per_round", "speedup": "speedup"}
 _TITLES = {"acceptance_length": "mean tokens per verification pass", "speedup": "speed-up over plain decoding"}
@@ -41,6 +53,28 @@ def read_results(path: Path) -> dict[str, Any]:
             f"{path} holds no arm that drafts: add one, as in `specdec bench --arms plain,model-5`"
         )
     return values
+
+
+def check_drafter(folder: Path, results: dict[str, Any]) -> None:
+    """Checks that figures are those of the drafter network in a folder, where they say whose they are.
+
+    Args:
+        folder (`Path`): The drafter's folder.
+        results (`dict`): What [`read_results`] returned.
+
+    Raises:
+        [`InvalidConfigError`]: If they were measured with other weights.
+    """
+    measured = results["environment"].get(DRAFTER_WEIGHTS)
+    if measured is None:
+        return
+    known = is_draft_checkpoint(folder)
+    found = weights_fingerprint(load_network(read_checkpoint(folder))) if known else "another kind of drafter"
+    if found != measured:
+        raise InvalidConfigError(
+            f"the results were measured with {results['environment']['assistant']}, a drafter network with the weights "
+            f"{measured}, and {folder} holds {found}: run `specdec bench --assistant {folder}`"
+        )
 
 
 def eval_results(results: dict[str, Any]) -> list[EvalResult]:

@@ -13,6 +13,9 @@ import pytest
 
 import hf_specdec.loop
 from hf_specdec import DraftVocabulary, EASDConfig
+from hf_specdec.hub.results import check_drafter
+from hf_specdec.networks import AutoDrafter
+from hf_specdec.networks.target import weights_fingerprint
 from tests.networks import drafter_for
 
 
@@ -186,6 +189,9 @@ def test_a_drafter_network_is_measured_with_a_cost_of_its_own(pair, data, tmp_pa
     printed = run_json(*command, "--arms", "plain,model-2", "--no-rows")
     figures = printed["summary"]["tasks"]["model-2"]
     assert printed["environment"]["assistant"] == "eagle"
+    network = AutoDrafter.from_pretrained(tmp_path / "eagle", target=pair.model)
+    assert printed["environment"]["drafter_weights"] == weights_fingerprint(network)
+    check_drafter(tmp_path / "eagle", printed)
     assert printed["environment"]["costs"]["draft_step"] > 0
     assert figures["text_equal"] == 1.0
     assert figures["predicted_speedup"] > 0

@@ -14,6 +14,7 @@ from hf_specdec.hub.card import render_card
 from hf_specdec.hub.custom_generate import export_custom_generate
 from hf_specdec.networks import AutoDrafter
 from hf_specdec.networks.export import export_drafter
+from hf_specdec.networks.target import weights_fingerprint
 from tests.networks import drafter_for, small_target
 
 
@@ -210,6 +211,33 @@ def test_results_of_no_drafter(break_it, message, folder, measured, tmp_path, ru
 def test_a_target_that_is_no_hub_id(name, folder, measured, run):
     options = [] if name is None else ["--base-model", name]
     assert "--base-model ORG/NAME" in run("card", folder, "--results", measured, *options, code=2).stderr
+
+
+def test_figures_of_another_drafter(measured, tmp_path, hub, run):
+    """A format leaves them as they are; other weights do not."""
+    networks = [drafter_for(small_target(), "eagle3", seed=seed) for seed in (0, 1)]
+    folders = [export_drafter(each, tmp_path / f"{index}", "vllm") for index, each in enumerate(networks)]
+    values = json.loads(measured.read_text())
+    values["environment"]["drafter_weights"] = weights_fingerprint(networks[0])
+    (folders[0] / "results.json").write_text(json.dumps(values))
+    run("card", folders[0], "--base-model", "org/target")
+    run("publish", folders[0], "--repo", "org/drafter")
+    refused = run(
+        "card", folders[1], "--results", folders[0] / "results.json", "--base-model", "org/target", code=2
+    ).stderr
+    assert "measured with draft, a drafter network with the weights" in refused
+    assert not (folders[1] / "README.md").exists()
+    shutil.copy(folders[1] / "model.safetensors", folders[0])
+    assert "specdec bench --assistant" in run("publish", folders[0], "--repo", "org/drafter", code=2).stderr
+    assert len(hub.commits) == 1
+
+
+def test_figures_of_a_network_beside_a_small_model(folder, measured, run, tmp_path):
+    values = json.loads(measured.read_text())
+    values["environment"]["drafter_weights"] = "some"
+    (tmp_path / "results.json").write_text(json.dumps(values))
+    error = run("card", folder, "--results", tmp_path / "results.json", *FACTS, code=2).stderr
+    assert "another kind of drafter" in error
 
 
 def test_a_card_without_a_place_for_results(folder, measured, run):
