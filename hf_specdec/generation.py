@@ -21,7 +21,7 @@ from transformers.generation.configuration_utils import GenerationMode
 from hf_specdec._compat import CACHE_KEY, cache_argument, needs_synced_forwards, undecorated_model, user_set
 from hf_specdec.acceptance import EarlyExactGuard, RelaxedRule
 from hf_specdec.cache_rows import can_realign
-from hf_specdec.compatibility import check_model
+from hf_specdec.compatibility import check_model, tell_few_acceptances
 from hf_specdec.configs import STOCK_OPTIONS, BaseConfig, SelfDraftConfig, load_config, with_stock_options
 from hf_specdec.drafting import Drafting, check_tree, drafting_of
 from hf_specdec.errors import InvalidConfigError, UnsupportedModelError
@@ -118,6 +118,8 @@ class SpeculativeDecoder:
         stats.num_target_forwards = target.num_forwards + 1
         stats.lossless, stats.costs = run.rule.lossless, noted.costs
         stats.total_seconds = time.perf_counter() - started
+        if (read := drafting.features) is not None:
+            tell_few_acceptances(read.tap.name, read.tap.indices, stats.num_accepted_tokens, stats.num_verified_tokens)
         if self.stats_callback is not None:
             self.stats_callback(stats)
         return result_of(generation_config, sequences, run.record, steps, cache, stats)

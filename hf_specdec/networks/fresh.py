@@ -14,6 +14,7 @@ from hf_specdec.errors import InvalidConfigError
 from hf_specdec.networks.base import DraftNetwork
 from hf_specdec.networks.eagle import EagleConfig, EagleDrafter
 from hf_specdec.networks.eagle3 import Eagle3Config, Eagle3Drafter
+from hf_specdec.networks.eagle3.modeling import NUM_TAPS, default_taps
 from hf_specdec.networks.rotary import rotary_like
 from hf_specdec.networks.target import TargetIdentity
 from hf_specdec.networks.vocabulary import offsets_of
@@ -50,7 +51,7 @@ def fresh_drafter(
         raise InvalidConfigError(f"family must be eagle or eagle3, got {family!r}")
     ids = _draft_ids(config.vocab_size, draft_vocab_size, draft_token_ids)
     network = Eagle3Drafter(
-        Eagle3Config(**options, draft_vocab_size=len(ids), taps=None if taps is None else list(taps))
+        Eagle3Config(**options, draft_vocab_size=len(ids), taps=_taps(taps, config.num_hidden_layers))
     )
     if network.is_reduced:
         network.load_state_dict(offsets_of(ids, config.vocab_size), strict=False)
@@ -96,6 +97,13 @@ def layer_options(config: PreTrainedConfig) -> dict[str, Any]:
 def _widest(sizes: int | Sequence[int] | None) -> int | None:
     """The MLP's size, the largest one where it differs from layer to layer."""
     return sizes if sizes is None or isinstance(sizes, int) else max(sizes)
+
+
+def _taps(given: Sequence[int] | None, num_layers: int) -> list[int] | None:
+    """The layers, written down although they are the usual ones: a checkpoint must say what it was trained on."""
+    if given is not None:
+        return list(given)
+    return list(default_taps(num_layers)) if num_layers >= NUM_TAPS else None
 
 
 def _copy_head(network: Eagle3Drafter, target: Any, ids: Tensor) -> None:
