@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +17,7 @@ from hf_specdec.cli.texts import encode_prompt
 
 
 if TYPE_CHECKING:
-    from hf_specdec.cospec import CoSpecResult, ReinforceStep, Rollouts
+    from hf_specdec.cospec import CoSpecResult, LabelFile, ReinforceStep, Rollouts
     from hf_specdec.quality import Question
 
 
@@ -39,6 +40,8 @@ _Examples = Annotated[
         "--examples", min=0, max=2, help="Worked examples before each question. By default 2 with a chat template."
     ),
 ]
+
+_Resume = Annotated[bool, typer.Option("--resume", help="Go on with the labels that a killed run left in the folder.")]
 
 
 @reports_errors
@@ -65,6 +68,7 @@ def train_cospec(
     held_out: _HeldOut = 0.2,
     batch_size: opt.BatchSize = 8,
     seed: Annotated[int, typer.Option("--seed", help="Decides weights, choices and dice.")] = 0,
+    resume: _Resume = False,
     dtype: opt.DType = opt.DTypeName.auto,
     as_json: opt.Json = False,
     debug: opt.Debug = False,
@@ -80,7 +84,7 @@ def train_cospec(
         flips_per_prompt=flips, warm_steps=warm_steps, reinforcement=reinforcement, batch_size=batch_size, seed=seed
     )
     settings = {"max_new_tokens": max_new_tokens, "length": length, "speed_weight": speed_weight, "seed": seed}
-    _run(target, draft, data, out, limit, chat, examples, dtype, held_out, options, settings, as_json)
+    _run(target, draft, data, out, limit, chat, examples, dtype, held_out, options, settings, resume, as_json)
 
 
 @reports_errors
@@ -99,6 +103,7 @@ def calibrate_cospec(
     held_out: _HeldOut = 0.2,
     batch_size: opt.BatchSize = 8,
     seed: Annotated[int, typer.Option("--seed", help="Decides weights and choices.")] = 0,
+    resume: _Resume = False,
     dtype: opt.DType = opt.DTypeName.auto,
     as_json: opt.Json = False,
     debug: opt.Debug = False,
@@ -114,7 +119,7 @@ def calibrate_cospec(
         seed=seed,
     )
     settings = {"max_new_tokens": max_new_tokens, "length": length, "seed": seed}
-    _run(target, draft, data, out, limit, chat, examples, dtype, held_out, options, settings, as_json)
+    _run(target, draft, data, out, limit, chat, examples, dtype, held_out, options, settings, resume, as_json)
 
 
 def _run(
@@ -129,6 +134,7 @@ def _run(
     held_out: float,
     options: Any,
     settings: dict[str, Any],
+    resume: bool,
     as_json: bool,
 ) -> None:
     from hf_specdec.cospec import train_cospec as train
@@ -143,8 +149,9 @@ def _run(
         )
     models = load_models(target, draft, dtype=dtype)
     own, other = (_rollouts(models, side, chat, examples, settings) for side in sides)
+    files = _label_files(out, resume, options, settings | {"dtype": str(dtype)}, own, other)
     with quiet(), progress_bar("Labelling") as progress:
-        result = train(own, other, options, on_label=progress, on_step=_tell)
+        result = train(own, other, options, files=files, on_label=progress, on_step=_tell)
     about = about_pair(target, draft, data, result.policy.fingerprint)
     _save(out, result, settings["length"], about)
     if as_json:
@@ -152,6 +159,24 @@ def _run(
         return
     typer.echo(result.summary())
     note(f'wrote {out}: use it with --config {out}, or CoSpecConfig(policy="{out}")')
+
+
+def _label_files(
+    out: Path, resume: bool, options: Any, settings: dict[str, Any], *sides: Rollouts
+) -> tuple[LabelFile, LabelFile]:
+    from hf_specdec.acceptance import pair_fingerprint
+    from hf_specdec.cospec import LabelFile
+
+    asked = (options.flips_per_prompt, options.seed, settings["max_new_tokens"], settings["length"], settings["dtype"])
+    files = []
+    for name, side in zip(("training", "held_out"), sides, strict=True):
+        pair = pair_fingerprint(side.target.config, side.draft.config)
+        about = hashlib.sha256(repr((asked, pair, [list(each) for each in side.prompts])).encode()).hexdigest()[:32]
+        path = out / "labels" / f"{name}.safetensors"
+        if not resume:
+            path.unlink(missing_ok=True)
+        files.append(LabelFile(path, about))
+    return files[0], files[1]
 
 
 def _rollouts(

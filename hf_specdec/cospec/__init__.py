@@ -1,5 +1,6 @@
 """CoSpec's policy (arXiv 2605.24793): counterfactual labels first, then reinforcement on correct answers. Ours, both."""
 
+from hf_specdec.cospec.label_file import LabelFile
 from hf_specdec.cospec.labels import Labelled, label_mismatches
 from hf_specdec.cospec.reinforce import Episode, ReinforceOptions, ReinforceStep, reinforce
 from hf_specdec.cospec.rollouts import ArbitrationSampler, Rollouts
@@ -12,6 +13,7 @@ __all__ = [
     "CoSpecOptions",
     "CoSpecResult",
     "Episode",
+    "LabelFile",
     "Labelled",
     "ReinforceOptions",
     "ReinforceStep",

@@ -34,6 +34,16 @@ class Labelled:
     labels: Tensor
     prompts: Tensor
 
+    @classmethod
+    def empty(cls) -> Labelled:
+        """No label."""
+        return cls(torch.zeros(0, len(FEATURES)), torch.zeros(0, dtype=torch.bool), torch.zeros(0, dtype=torch.long))
+
+    def __add__(self, other: Labelled) -> Labelled:
+        return Labelled(
+            *(torch.cat([mine, theirs]) for mine, theirs in zip(vars(self).values(), vars(other).values(), strict=True))
+        )
+
 
 def label_mismatches(
     rollouts: Rollouts,
@@ -41,7 +51,8 @@ def label_mismatches(
     flips_per_prompt: int = 8,
     seed: int = 0,
     batch_size: int = 8,
-    progress: Callable[[int, int], None] | None = None,
+    done: tuple[Labelled, int] | None = None,
+    progress: Callable[[Labelled, int], None] | None = None,
 ) -> Labelled:
     """Flips mismatches of the target's greedy answers one at a time to the draft's token, and lets the target go on.
 
@@ -52,29 +63,34 @@ def label_mismatches(
         flips_per_prompt (`int`): Mismatches per prompt, chosen at random; each costs one answer.
         seed (`int`): Decides the choice.
         batch_size (`int`): Texts that are decoded together.
-        progress (`Callable`, *optional*): Called with the number of prompts done and of all prompts.
+        done (`tuple[Labelled, int]`, *optional*): Labels of the first prompts, and of how many, to go on from.
+        progress (`Callable`, *optional*): Called with all labels so far and the number of prompts done.
     """
-    own, dice = rollouts.own(), random.Random(seed)
-    features, labels, prompts = [], [], []
-    for start in range(0, len(rollouts.prompts), batch_size):
-        together = range(start, min(start + batch_size, len(rollouts.prompts)))
-        texts, met, _ = own.decode(together)
-        right = {index: rollouts.is_correct(index, text) for index, text in zip(together, texts, strict=True)}
-        flips = [
-            _Flip(index, text, decision)
-            for index, text, decisions in zip(together, texts, met, strict=True)
-            for decision in dice.sample(decisions, min(flips_per_prompt, len(decisions)))
-        ]
-        for flip, flipped in zip(flips, _continued(own, flips, batch_size), strict=True):
-            features.append(flip.decision.features)
-            labels.append(rollouts.is_correct(flip.prompt, flipped) or not right[flip.prompt])
-            prompts.append(flip.prompt)
+    own, total = rollouts.own(), len(rollouts.prompts)
+    labelled, first = done or (Labelled.empty(), 0)
+    for start in range(first, total, batch_size):
+        together = range(start, min(start + batch_size, total))
+        labelled += _labels_of(own, together, flips_per_prompt, seed, batch_size)
         if progress is not None:
-            progress(together.stop, len(rollouts.prompts))
+            progress(labelled, together.stop)
+    return labelled
+
+
+def _labels_of(own: Rollouts, together: range, flips_per_prompt: int, seed: int, batch_size: int) -> Labelled:
+    texts, met, _ = own.decode(together)
+    right = {index: own.is_correct(index, text) for index, text in zip(together, texts, strict=True)}
+    flips = [
+        _Flip(index, text, decision)
+        for index, text, decisions in zip(together, texts, met, strict=True)
+        for decision in random.Random(f"{seed}:{index}").sample(decisions, min(flips_per_prompt, len(decisions)))
+    ]
+    if not flips:
+        return Labelled.empty()
+    answers = zip(flips, _continued(own, flips, batch_size), strict=True)
     return Labelled(
-        torch.stack(features) if features else torch.zeros(0, len(FEATURES)),
-        torch.tensor(labels, dtype=torch.bool),
-        torch.tensor(prompts, dtype=torch.long),
+        torch.stack([flip.decision.features for flip in flips]),
+        torch.tensor([own.is_correct(flip.prompt, flipped) or not right[flip.prompt] for flip, flipped in answers]),
+        torch.tensor([flip.prompt for flip in flips]),
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from hf_specdec.acceptance import PolicyNetwork, pair_fingerprint
+from hf_specdec.cospec.label_file import LabelFile
 from hf_specdec.cospec.labels import Labelled, label_mismatches
 from hf_specdec.cospec.reinforce import ReinforceOptions, ReinforceStep, reinforce
 from hf_specdec.cospec.rollouts import Rollouts
@@ -86,6 +87,7 @@ def train_cospec(
     held_out: Rollouts,
     options: CoSpecOptions | None = None,
     *,
+    files: tuple[LabelFile, LabelFile] | None = None,
     on_label: Callable[[int, int], None] | None = None,
     on_step: Callable[[ReinforceStep], None] | None = None,
 ) -> CoSpecResult:
@@ -94,6 +96,8 @@ def train_cospec(
     Args:
         rollouts, held_out ([`Rollouts`]): The models with prompts to train on and with prompts to measure on.
         options ([`CoSpecOptions`], *optional*): How.
+        files (`tuple[LabelFile, LabelFile]`, *optional*): Where the labels of the two sides are kept as they are made, and
+            where those of a killed run are found again.
         on_label (`Callable`, *optional*): Called with the number of prompts labelled and of all prompts.
         on_step (`Callable`, *optional*): Called after each step of reinforcement.
 
@@ -101,7 +105,7 @@ def train_cospec(
         [`InvalidConfigError`]: If either side holds no mismatch to label.
     """
     options = CoSpecOptions() if options is None else options
-    sides = _labels(rollouts, held_out, options, on_label)
+    sides = _labels(rollouts, held_out, options, files, on_label)
     with torch.random.fork_rng():
         torch.manual_seed(options.seed)
         fingerprint = pair_fingerprint(rollouts.target.config, rollouts.draft.config)
@@ -128,22 +132,29 @@ def train_cospec(
 
 
 def _labels(
-    rollouts: Rollouts, held_out: Rollouts, options: CoSpecOptions, on_label: Callable[[int, int], None] | None
+    rollouts: Rollouts,
+    held_out: Rollouts,
+    options: CoSpecOptions,
+    files: tuple[LabelFile, LabelFile] | None,
+    on_label: Callable[[int, int], None] | None,
 ) -> list[Labelled]:
     total = len(rollouts.prompts) + len(held_out.prompts)
     sides = []
-    for side, done in ((rollouts, 0), (held_out, len(rollouts.prompts))):
+    for side, before, file in zip((rollouts, held_out), (0, len(rollouts.prompts)), files or (None, None), strict=True):
 
-        def show(number: int, _: int, done: int = done) -> None:
+        def keep(labelled: Labelled, number: int, before: int = before, file: LabelFile | None = file) -> None:
+            if file is not None:
+                file.write(labelled, number)
             if on_label is not None:
-                on_label(done + number, total)
+                on_label(before + number, total)
 
         labelled = label_mismatches(
             side,
             flips_per_prompt=options.flips_per_prompt,
             seed=options.seed,
             batch_size=options.batch_size,
-            progress=show,
+            done=None if file is None else file.read(),
+            progress=keep,
         )
         if not len(labelled.labels):
             raise InvalidConfigError(

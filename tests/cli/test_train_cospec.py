@@ -28,6 +28,10 @@ def test_both_write_a_policy_with_figures_and_card(run, run_json, pair, data):
     assert [each["step"] for each in trained["steps"]] == [1, 2]
     assert trained["num_labels"] == fitted["num_labels"] > 0
     assert trained["held_out_warm_agreement"] == fitted["held_out_warm_agreement"] == fitted["held_out_agreement"]
+    again = run_json("train", "cospec", *options_of(pair, data), *more, "--out", data / "trained", "--resume")
+    assert again == trained
+    other = [*options_of(pair, data), "--flips", 2, "--out", data / "trained", "--resume"]
+    assert "labels of other models, questions or options" in run("train", "cospec", *other, code=2).stderr
     for name in ("fitted", "trained"):
         policy = PolicyNetwork.load(data / name)
         assert policy.fingerprint == fitted["fingerprint"]

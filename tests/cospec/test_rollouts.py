@@ -7,6 +7,7 @@ from hf_specdec import CoSpecConfig, InvalidConfigError
 from hf_specdec.acceptance import PolicyNetwork, pair_fingerprint
 from hf_specdec.cospec import (
     CoSpecOptions,
+    LabelFile,
     ReinforceOptions,
     Rollouts,
     label_mismatches,
@@ -126,6 +127,27 @@ def test_a_label_is_what_becomes_of_the_answer(pair, batch_size):
     assert sorted(told) == sorted(expected)
     assert 0 < int(found.labels.sum()) < len(found.labels)
     assert len(label_mismatches(ours, flips_per_prompt=1).labels) == 4
+
+
+def test_labels_of_a_killed_run_are_those_of_one_that_was_not(pair, tmp_path):
+    whole = label_mismatches(rollouts(pair), flips_per_prompt=2, batch_size=2)
+    file = LabelFile(tmp_path / "labels.safetensors", "these")
+
+    def killed(labelled, number):
+        file.write(labelled, number)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        label_mismatches(rollouts(pair), flips_per_prompt=2, batch_size=2, progress=killed)
+    assert 0 < len(file.read()[0].labels) < len(whole.labels)
+    resumed = label_mismatches(rollouts(pair), flips_per_prompt=2, batch_size=2, done=file.read(), progress=file.write)
+    kept, number = file.read()
+    assert number == 4
+    for found in (resumed, kept):
+        for mine, theirs in zip(vars(found).values(), vars(whole).values(), strict=True):
+            assert torch.equal(mine, theirs)
+    with pytest.raises(InvalidConfigError, match="expected others, got these"):
+        LabelFile(file.path, "others").read()
 
 
 @pytest.mark.parametrize("free", [True, False])
