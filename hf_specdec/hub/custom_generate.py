@@ -110,7 +110,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 name = "{name}"
 tokenizer, model = AutoTokenizer.from_pretrained(name), AutoModelForCausalLM.from_pretrained(name)
 inputs = tokenizer("The difference between a list and a tuple", return_tensors="pt")
-out = model.generate(**inputs, custom_generate="{repo}", trust_remote_code=True, max_new_tokens=64)
+trust = {{"trust_remote_code": True}}  # runs this repository's generate.py: read it first
+out = model.generate(**inputs, custom_generate="{repo}", **trust, max_new_tokens=64)
 print(tokenizer.decode(out[0], skip_special_tokens=True))
 ```
 

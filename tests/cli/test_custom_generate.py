@@ -78,7 +78,7 @@ def test_the_folder_has_a_card_that_the_hub_finds_it_by(folder):
     assert {"custom_generate", "eagle3", "arxiv:2503.01840"} <= set(card.data.tags)
     assert "base_model" not in card.data.to_dict()  # the toy has no name
     [snippet] = re.findall(r"```python\n(.*?)```", card.text, re.DOTALL)
-    assert 'custom_generate="FOLDER", trust_remote_code=True' in snippet
+    assert 'custom_generate="FOLDER", **trust' in snippet
     compile(snippet, "README.md", "exec")
 
 

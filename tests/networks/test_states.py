@@ -176,4 +176,6 @@ def test_min_confidence_and_eos_end_a_row():
 def test_the_published_taps():
     network = drafter_for(target())
     assert isinstance(network, Eagle3Drafter)
+    assert network.config.taps == [2, 3, 3]  # a new one writes them down
+    network.config.taps = None
     assert [network.taps(n) for n in (6, 28, 32)] == [(2, 3, 3), (2, 14, 25), (2, 16, 29)]
