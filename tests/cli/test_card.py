@@ -232,6 +232,16 @@ def test_figures_of_another_drafter(measured, tmp_path, hub, run):
     assert len(hub.commits) == 1
 
 
+def test_figures_of_a_network_in_float16_are_taken(measured, tmp_path, run):
+    """Its weights may have been rounded twice, so that nothing is known of them."""
+    folder = export_drafter(drafter_for(small_target(), "eagle3").half(), tmp_path / "half")
+    values = json.loads(measured.read_text())
+    values["environment"]["drafter_weights"] = "those in float32"
+    (folder / "results.json").write_text(json.dumps(values))
+    run("card", folder, "--base-model", "org/target")
+    assert (folder / "README.md").exists()
+
+
 def test_figures_of_a_network_beside_a_small_model(folder, measured, run, tmp_path):
     values = json.loads(measured.read_text())
     values["environment"]["drafter_weights"] = "some"
