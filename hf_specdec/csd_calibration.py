@@ -125,8 +125,7 @@ def _memory_for(fingerprint: str, memory: CorrectionMemory | None, max_entries: 
     if memory is None:
         return new
     kept = memory.copy()
-    kept.merge(new)  # which refuses another pair of models
-    kept.fingerprint = fingerprint
+    kept.merge(new)  # which refuses another pair of models, and tells an empty memory which pair it is
     return kept
 
 

@@ -84,24 +84,24 @@ class TVBudget(WrappingRule):
             raise InvalidConfigError("the rule has a budget already: set the limits of that one")
 
     def acceptance(self, evidence: Evidence) -> Tensor:
-        allowed, _ = self._decide(evidence)
+        allowed = self._allowed(evidence)
         if evidence.whole is not None and evidence.index is None:
             cheap, cost, within = (_shown(each, evidence) for each in self._whole(evidence))
             self._ledger.keep(evidence.first, (cheap, cost, within))
         return torch.where(allowed, self.inner.acceptance(evidence), exact_acceptance(evidence))
 
     def replacement(self, evidence: Evidence) -> Tensor:
-        allowed, _ = self._decide(evidence)
+        allowed = self._allowed(evidence)
         return torch.where(allowed, self.inner.replacement(evidence), exact_replacement(evidence))
 
     def emitted(self, evidence: Evidence) -> Tensor:
         """`(batch, width, vocab)`, the law that is emitted: the inner rule's where it may decide, else the target's."""
-        allowed, _ = self._decide(evidence)
+        allowed = self._allowed(evidence)
         return torch.where(allowed[..., None], emitted_law(self.inner, evidence), evidence.p)
 
     def count(self, evidence: Evidence, outcome: Outcome) -> Mapping[str, Tensor]:
         """The inner rule's counts, where the inner rule decided."""
-        allowed = self._decide(evidence)[0][:, 0]
+        allowed = self._allowed(evidence)[:, 0]
         return {name: values.where(allowed, 0) for name, values in self.inner.count(evidence, outcome).items()}
 
     def observe(self, judged: Judged) -> Mapping[str, Tensor]:
@@ -126,14 +126,15 @@ class TVBudget(WrappingRule):
         """`rescued`, kept drafts that the same dice under the exact rule would have rejected, and `step_tv`, the cost."""
         return {"rescued": _decisions(judged)[0], "step_tv": self._decided(judged.evidence)[1]}
 
-    def _decide(self, evidence: Evidence) -> tuple[Tensor, Tensor]:
-        """`(batch, width)`, where the inner rule may decide, and what each step costs in double precision, 0 where it may
-        not. The prefix decides, never the draft itself: of this round what stands before it, of earlier ones the ledger."""
-        allowed, cost, within = self._whole(evidence)
-        return _shown(allowed & within, evidence), _shown(cost.where(allowed & within, 0.0), evidence)
+    def _allowed(self, evidence: Evidence) -> Tensor:
+        """`(batch, width)`, where the inner rule may decide. The prefix says so, never the draft itself: of this round what
+        stands before it, of earlier ones the ledger."""
+        cheap, _, within = self._whole(evidence)
+        return _shown(cheap & within, evidence)
 
     def _decided(self, evidence: Evidence) -> tuple[Tensor, Tensor]:
-        """The same of a round that was judged."""
+        """`(batch, width)`, of a round that was judged: where the inner rule decided, and what each step cost in double
+        precision, 0 where it did not."""
         cheap, cost, within = self._when_judged(evidence)
         return cheap & within, cost.where(cheap & within, 0.0)
 

@@ -14,17 +14,9 @@ from hf_specdec.errors import InvalidConfigError
 __all__ = ["DraftRotaryEmbedding", "rotary_like"]
 
 _ROPE_TYPES = ("default", *ROPE_INIT_FUNCTIONS)
-_FIELDS = (
-    *(
-        "rope_type",
-        "rope_theta",
-        "factor",
-        "original_max_position_embeddings",
-        "attention_factor",
-        "beta_fast",
-        "beta_slow",
-    ),
-    *("mscale", "mscale_all_dim", "truncate", "low_freq_factor", "high_freq_factor", "short_factor", "long_factor"),
+_FIELDS = frozenset(
+    "rope_type rope_theta factor original_max_position_embeddings attention_factor beta_fast beta_slow mscale mscale_all_dim "
+    "truncate low_freq_factor high_freq_factor short_factor long_factor".split()
 )
 
 
