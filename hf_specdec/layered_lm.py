@@ -68,7 +68,7 @@ class LayeredLM(PrefixLM):
         self._ungated_call = self._forward_call
         self._climber: Any = model
         self._climb_call = self._forward_call
-        self._token_ids: Tensor | None = None
+        self.climb_ids: Tensor | None = None  # what climbs score; the whole vocabulary where it is None
         self._forward_call = self._call_with_view
 
     def climb_with(self, model: Any, forward: Callable[..., Any], token_ids: Tensor) -> None:
@@ -79,7 +79,7 @@ class LayeredLM(PrefixLM):
             forward (`Callable`): Its forward pass, as for [`PrefixLM`].
             token_ids (`torch.LongTensor` of shape `(kept,)`): The ids, in the order of its logits.
         """
-        self._climber, self._climb_call, self._token_ids = model, forward, token_ids.to(self.device)
+        self._climber, self._climb_call, self.climb_ids = model, forward, token_ids.to(self.device)
 
     def climb(
         self, tokens: Tensor, lengths: Tensor, depth: int, transform: Transform | None = None, ahead: int = 1
@@ -97,7 +97,7 @@ class LayeredLM(PrefixLM):
                 after the first go through its layers without its own preparation.
 
         Returns:
-            `(batch, vocab)`.
+            `(batch, kept)`: a score of each of `climb_ids`, or of the whole vocabulary.
         """
         window = self._begin(tokens, lengths, ahead) if self.gate.window is None else self.gate.window
         ids, columns = self._new_columns(tokens, lengths, self._num_held)
@@ -116,11 +116,15 @@ class LayeredLM(PrefixLM):
             window.cut(0)
             self.gate.close()
             raise
-        if self._token_ids is None:
+        return logits
+
+    def over_vocabulary(self, logits: Tensor) -> Tensor:
+        """What a climb said, `(batch, kept)`, as scores `(batch, vocab)`; ids that it did not score have none."""
+        if self.climb_ids is None:
             return logits
         width = undecorated_model(self.model).get_output_embeddings().out_features
         whole = logits.new_full((len(logits), width), float("-inf"))
-        return whole.index_copy(1, self._token_ids, logits)
+        return whole.index_copy_(1, self.climb_ids, logits)
 
     def _climb(self, ids: Tensor, columns: Tensor) -> Tensor:
         """The newest column's logits from a pass of the model, which the gate ends below its last layer."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedModel
@@ -18,7 +18,7 @@ from hf_specdec.networks.exit_heads import ExitHeads
 from hf_specdec.placement import device_of
 
 
-__all__ = ["load_assistant", "load_model"]
+__all__ = ["load_assistant", "load_exit_heads", "load_model"]
 
 logger = logging.getLogger(__name__)
 
@@ -102,15 +102,25 @@ def load_assistant(id_or_path: str | os.PathLike[str], target: Any) -> PreTraine
     """What drafts for `target`: a drafter network or exit heads if the checkpoint holds them, else a causal LM, in the target's
     dtype.
 
-    A network is packed for the CPU where its target is (a layer of a tree is several rows), and put in huge pages as well.
+    A network or heads are packed for the CPU where their target is (a layer of a tree is several rows, and so is what an
+    adapter reads after a draft), and put in huge pages as well.
     """
     if is_draft_checkpoint(id_or_path):
-        network = AutoDrafter.from_pretrained(id_or_path, target=target)
-        if any(isinstance(module, PackedLinear) for module in target.modules()):
-            pack_linears(network)
-        use_huge_pages(network)
-        return network
+        return _beside(target, AutoDrafter.from_pretrained(id_or_path, target=target))
     if is_exit_heads(id_or_path):
-        heads: PreTrainedModel = ExitHeads.from_pretrained(id_or_path, dtype=target.dtype)
-        return heads.to(device_of(target)).eval()  # type: ignore[arg-type]
+        return load_exit_heads(id_or_path, target)
     return load_model(id_or_path, dtype=target.dtype, device_map={"": device_of(target)})
+
+
+def load_exit_heads(id_or_path: str | os.PathLike[str], target: Any) -> ExitHeads:
+    """Exit heads that serve `target`: in its dtype, on its device, and packed where it is."""
+    heads: Any = ExitHeads.from_pretrained(id_or_path, dtype=target.dtype, use_safetensors=True)
+    return cast(ExitHeads, _beside(target, heads.to(device_of(target)).eval()))
+
+
+def _beside(target: Any, loaded: PreTrainedModel) -> PreTrainedModel:
+    """What drafts for a target, laid out in memory as the target is."""
+    if any(isinstance(module, PackedLinear) for module in target.modules()):
+        pack_linears(loaded)
+    use_huge_pages(loaded)
+    return loaded

@@ -17,6 +17,7 @@ from hf_specdec.errors import InvalidConfigError, UnsupportedModelError
 from hf_specdec.features import TargetFeatures
 from hf_specdec.layer_gate import LayerGate
 from hf_specdec.layered_lm import LayeredLM
+from hf_specdec.loading import load_exit_heads
 from hf_specdec.networks.exit_heads import ExitHeads
 from hf_specdec.placement import device_of
 from hf_specdec.prefix_lm import PrefixLM
@@ -126,7 +127,6 @@ def _load_heads(name: str, model: Any) -> ExitHeads:
     key = (name, folder.stat().st_mtime_ns if folder.is_file() else 0, model.dtype, device_of(model))
     known = _LOADED.setdefault(undecorated_model(model), {})
     if key not in known:
-        heads = ExitHeads.from_pretrained(name, dtype=model.dtype, use_safetensors=True)
         known.clear()
-        known[key] = heads.to(device_of(model))
+        known[key] = load_exit_heads(name, model)
     return known[key]

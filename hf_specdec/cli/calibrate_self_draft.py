@@ -15,6 +15,8 @@ from hf_specdec.cli.texts import encode_prompt, read_texts
 
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from hf_specdec.training.exit_heads import ExitTrace, LayerCosts, Observer, Replayed
 
 
@@ -59,20 +61,18 @@ def self_draft(
     debug: opt.Debug = False,
 ) -> None:
     """Find exits, annealing, threshold, depth and width by replaying what exits say along the model's own answers."""
-    from hf_specdec import DraftVocabulary, ExitHeads, SelfDraftConfig
-    from hf_specdec.placement import device_of
+    from hf_specdec import DraftVocabulary, SelfDraftConfig
+    from hf_specdec.loading import load_exit_heads
     from hf_specdec.training.exit_heads import FEWEST_EXITS, Observer, best_policy, trace_exits
 
     prompts = read_texts(data, field, limit)
-    with quiet():
-        heads = None if exit_heads is None else ExitHeads.from_pretrained(exit_heads, use_safetensors=True)
     kept = None if vocabulary is None else DraftVocabulary.load(vocabulary)
     models = load_models(target, None, dtype=dtype)
     with quiet():
         if kept is not None:
             kept.check_tokenizer(models.tokenizer)
+        heads = None if exit_heads is None else load_exit_heads(exit_heads, models.target)
         if heads is not None:
-            heads = heads.to(device_of(models.target)).eval()
             heads.check_target(models.target)
         ids = None if kept is None else kept.token_ids
         observer = Observer(models.target, _layers(exits, heads, models.target), ids)
@@ -92,7 +92,7 @@ def self_draft(
                 "no answer was long enough to draft in: give other prompts, or raise --max-new-tokens above "
                 f"{max_new_tokens}"
             )
-        costs = _costs(models.target, observer)
+        costs = _costs(models.target, observer, heads)
         best = best_policy(traces, observer.exits, depth, costs)
         parts = _ablation(traces, observer.exits, depth, costs) if ablation else None
     config = SelfDraftConfig(**vars(best.policy), exit_heads=exit_heads, draft_vocabulary=vocabulary)
@@ -141,7 +141,7 @@ def _answer(target: Any, prompt: list[int], max_new_tokens: int) -> Any:
     return Text(tuple(tokens), len(prompt)) if len(tokens) > max(len(prompt) + 1, 2) else None
 
 
-def _costs(target: Any, observer: Observer) -> LayerCosts:
+def _costs(target: Any, observer: Observer, heads: Any) -> LayerCosts:
     from hf_specdec.bench.costs import measure_costs
     from hf_specdec.training.exit_heads import LayerCosts, Observer
 
@@ -150,11 +150,17 @@ def _costs(target: Any, observer: Observer) -> LayerCosts:
     # An exit costs what the model costs without its layers, and less where it scores a draft vocabulary only.
     whole = min(_head_seconds(target, Observer(target, observer.exits)), 0.9 * step)
     head = whole if observer.vocabulary is None else min(_head_seconds(target, observer), whole)
-    return LayerCosts((step - whole) / len(observer.layers), head, step, max(0.0, passes.v(4) - 1) / 4)
+    fitted = 0.0 if heads is None else _seconds(target, lambda states: heads(states, layer=observer.exits[0]))
+    return LayerCosts((step - whole) / len(observer.layers), fitted + head, step, max(0.0, passes.v(4) - 1) / 4)
 
 
 def _head_seconds(target: Any, observer: Observer) -> float:
     """Seconds from one hidden state to its logits."""
+    return _seconds(target, observer.readout)
+
+
+def _seconds(target: Any, read: Callable[[Any], Any]) -> float:
+    """Seconds of reading one hidden state."""
     import statistics
     import time
 
@@ -163,11 +169,11 @@ def _head_seconds(target: Any, observer: Observer) -> float:
     from hf_specdec.placement import device_of
 
     states = torch.zeros(1, 1, target.config.get_text_config(decoder=True).hidden_size, device=device_of(target))
-    seconds = []
+    states, seconds = states.to(target.dtype), []
     with torch.no_grad():
-        for _ in range(5):
+        for _ in range(9):
             started = time.perf_counter()
-            observer.readout(states.to(target.dtype)).sum().item()
+            read(states).sum().item()
             seconds.append(time.perf_counter() - started)
     return statistics.median(seconds)
 

@@ -40,6 +40,11 @@ class AdapterRun:
         self.store, self.start = states.store, states.start
         self.lm: PrefixLM | None = None
 
+    @property
+    def num_read(self) -> int:
+        """Columns that the latest read was fed."""
+        return 0 if self.lm is None else self.lm.fed_columns.shape[1]
+
     def keep(self) -> None:
         """Keeps the hidden states of the window's columns, from whatever pass they are."""
         window = self.target.gate.window

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from hf_specdec.errors import InvalidConfigError
@@ -92,7 +91,8 @@ class ExitPolicy:
 
     def confidence(self, logits: Tensor, layer: int, num_layers: int) -> Tensor:
         """`max softmax(z / T_l)`, `(batch,)`, of `logits` `(batch, vocab)`. It depends on the law and on no drawn token."""
-        return torch.softmax(logits / self.temperature(layer, num_layers), -1).max(-1).values
+        scaled = logits / self.temperature(layer, num_layers)
+        return (scaled.max(-1).values - scaled.logsumexp(-1)).exp()
 
 
 def _is_depth(value: object) -> bool:

@@ -59,6 +59,7 @@ class _Growing:
     laws: list[Tensor] = field(default_factory=list)
     logits: list[Tensor] = field(default_factory=list)
     prefill_seconds: float = 0.0
+    num_read: int = 0
 
     def append(self, tokens: Tensor, rows: Tensor) -> None:
         """Writes a token after each of `rows`."""
@@ -137,14 +138,14 @@ class SelfDrafter(DrafterBase):
         sureness, shared_seconds = torch.ones(len(most)), 0.0
         while bool(going.any()):
             num_attempted += going.long()
-            started = time.perf_counter()
+            started, prefill_seconds = time.perf_counter(), growing.prefill_seconds
             exit_ = self._leave(growing, going)
             going = going & (exit_.depths > 0)
-            scores = self._scores(growing, exit_.logits)
+            scores = self._scores(growing, exit_.logits) if bool(going.any()) else exit_.logits
             if budget.min_confidence > 0:
                 going = going & (scores.softmax(-1).max(-1).values.cpu() >= budget.min_confidence)
             if not bool(going.any()):
-                shared_seconds = time.perf_counter() - started
+                shared_seconds = time.perf_counter() - started - (growing.prefill_seconds - prefill_seconds)
                 break
             tokens = self._draft_tokens(growing, scores, exit_, going)
             # Rows that have stopped for good are padded, by plain decoding as well: that they may be fed again is moot.
@@ -186,6 +187,8 @@ class SelfDrafter(DrafterBase):
         mapped = adapter.read(growing.context, growing.tokens, growing.lengths, going)
         if reads_prompt:
             growing.prefill_seconds += time.perf_counter() - started
+        else:
+            growing.num_read = max(growing.num_read, adapter.num_read)
         return mapped
 
     def _keep_states(self) -> None:
@@ -193,7 +196,20 @@ class SelfDrafter(DrafterBase):
             adapter.keep()
 
     def _scores(self, growing: _Growing, logits: Tensor) -> Tensor:
-        return warp(self.settings.warpers, growing.tokens, growing.lengths, logits[:, None])[:, 0]
+        """What drafts are chosen by: an exit's own scores, `(batch, kept)`, where its best is all that is asked for."""
+        if self._best_is_enough:
+            return logits
+        whole = self.target.over_vocabulary(logits)
+        return warp(self.settings.warpers, growing.tokens, growing.lengths, whole[:, None])[:, 0]
+
+    @property
+    def _best_is_enough(self) -> bool:
+        return not self.settings.warpers and not (self.settings.do_sample and self.policy.draft_sampling)
+
+    def _best(self, scores: Tensor) -> Tensor:
+        """`(batch,)` tokens with the largest scores."""
+        best, ids = scores.argmax(-1), self.target.climb_ids
+        return (best if ids is None or not self._best_is_enough else ids.to(best.device)[best]).cpu()
 
     def _draft_tokens(self, growing: _Growing, scores: Tensor, exit_: _Exit, going: Tensor) -> Tensor:
         """`(batch,)` tokens of the exit's law, noted down with it."""
@@ -204,11 +220,11 @@ class SelfDrafter(DrafterBase):
             tokens = draw(law, numbers).cpu()
             growing.laws.append(law)
         else:
-            tokens = scores.argmax(-1).cpu()
+            tokens = self._best(scores)
         growing.drafted.append(tokens)
         growing.depths.append(torch.where(going, exit_.depths, 0))
         if self.settings.keep_logits:
-            growing.logits.append(exit_.logits)
+            growing.logits.append(self.target.over_vocabulary(exit_.logits))
         return tokens
 
     def _draft(self, growing: _Growing, num_drafted: Tensor, num_attempted: Tensor, shared_seconds: float) -> Draft:
@@ -223,6 +239,7 @@ class SelfDrafter(DrafterBase):
             exit_depths=torch.stack(growing.depths, -1) if growing.depths else None,
             prefill_seconds=growing.prefill_seconds,
             shared_seconds=shared_seconds,
+            num_read=growing.num_read,
         )
 
     def _is_eos(self, tokens: Tensor) -> Tensor:

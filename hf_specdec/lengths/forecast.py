@@ -48,6 +48,8 @@ class GoodputForecast:
         longest (`int`): Longest draft.
         on_trial (`bool`): Whether the model drafts one token whatever is expected of it: what made it rest may have been a
             slow moment.
+        own_pace (`tuple[float, float]`, *optional*): Expected tokens and seconds of a round in which the model drafts as far as
+            it decides itself. It is then asked for the longest draft or for none.
     """
 
     costs: CostTable
@@ -55,6 +57,7 @@ class GoodputForecast:
     kind: str
     longest: int
     on_trial: bool = False
+    own_pace: tuple[float, float] | None = None
 
     @cached_property
     def expected(self) -> Mapping[str, tuple[float, ...]]:
@@ -64,6 +67,8 @@ class GoodputForecast:
 
     def seconds(self, length: int, steps: int) -> float:
         """Seconds of a round that verifies `length` drafts, for which the model made `steps` steps."""
+        if steps and self.own_pace is not None:
+            return self.own_pace[1]
         return steps * self.costs.draft_step + self.costs.pass_seconds(length + 1)
 
     @cached_property
@@ -73,6 +78,8 @@ class GoodputForecast:
             return 0
         if self.on_trial and not is_free(self.kind):
             return 1
+        if self.own_pace is not None:
+            return self.longest
         expected = self.expected[self.kind]
         goodput = [expected[n] / self.seconds(n, 0 if is_free(self.kind) else n) for n in range(self.longest + 1)]
         return max(range(self.longest + 1), key=lambda n: (goodput[n], -n))
@@ -82,7 +89,7 @@ class GoodputForecast:
         """Tokens per second and row that the model drafter or plain decoding makes, whichever is more."""
         if self.kind not in self.rates:
             return self.plain_speed
-        return max(self.plain_speed, self.expected[self.kind][self.length] / self.seconds(self.length, self.length))
+        return max(self.plain_speed, self._by_model(self.length) / self.seconds(self.length, self.length))
 
     @property
     def plain_speed(self) -> float:
@@ -92,7 +99,7 @@ class GoodputForecast:
     @cached_property
     def min_survival(self) -> float:
         """Chance of the draft so far below which another draft step is not expected to pay for itself."""
-        if self.length == 0:
+        if self.length == 0 or self.own_pace is not None:
             return 0.0
         step = self.seconds(self.length, 1) - self.costs.pass_seconds(self.length)
         return min(_SUREST, self.value_of_time * step / max(self.rates[self.kind][0], 0.05))
@@ -108,7 +115,7 @@ class GoodputForecast:
         weights = [1.0] * len(offers) if weights is None else weights
         best_value = sum(weights) - len(offers) * worth * self.seconds(0, 0)
         for use_model in (False, True)[: 1 + with_model]:
-            for cap in range(1, self.longest + 1):
+            for cap in range(self._shortest if use_model else 1, self.longest + 1):
                 found, modelled, tokens = self._shares(offers, weights, cap, use_model)
                 seconds = self.seconds(max(found + modelled), max(modelled))
                 value = tokens - len(offers) * worth * seconds
@@ -116,13 +123,24 @@ class GoodputForecast:
                     best, best_value = (found, modelled), value
         return Plan(*best)
 
+    @property
+    def _shortest(self) -> int:
+        """Of the drafts that the model may be asked for."""
+        return 1 if self.own_pace is None else self.longest
+
+    def _by_model(self, length: int) -> float:
+        """Expected tokens of a round that the model drafts `length` tokens in."""
+        if length and self.own_pace is not None:
+            return self.own_pace[0]
+        return self.expected[self.kind][length]
+
     def _shares(
         self, offers: Sequence[tuple[str, int] | None], weights: Sequence[float], cap: int, use_model: bool
     ) -> tuple[list[int], list[int], float]:
         """What each row drafts, from its match and by the model, when none drafts more than `cap`; and the tokens expected, by
         their weight."""
         found, modelled, tokens = [0] * len(offers), [0] * len(offers), 0.0
-        by_model = self.expected[self.kind][cap] if use_model else 1.0
+        by_model = self._by_model(cap) if use_model else 1.0
         for row, offer in enumerate(offers):
             kind, offered = offer if offer is not None and offer[0] in self.rates else ("", 0)
             by_match = self.expected[kind][min(cap, offered)] if offered else 1.0

@@ -14,6 +14,7 @@ from hf_specdec.errors import InvalidConfigError
 from hf_specdec.lengths.costs import CostTable
 from hf_specdec.lengths.forecast import GoodputForecast, is_free
 from hf_specdec.lengths.measured import MeasuredCosts
+from hf_specdec.lengths.own_pace import OwnPace
 from hf_specdec.lengths.row_weights import row_weights
 from hf_specdec.lengths.track_record import TrackRecord
 from hf_specdec.records import Budget, Round
@@ -30,6 +31,8 @@ _TRIAL = 1.5  # plain steps that the pass over a free draft on trial may cost
 _FAMILIAR = 0.7  # share of a match's doubt that each further token of it leaves
 _CERTAIN = 1.0
 _NEWEST = 2  # tokens that a drafter reads in a round after one that it drafted in
+_LATEST = 8  # tokens that a drafter may read first in a round that shows its own pace
+_CHECK = 0.25  # of a draft step: what looking for a token is taken to cost that was not found, where costs are frozen
 
 
 @final
@@ -42,6 +45,9 @@ class GoodputLength:
     and kind of draft (n-gram matches by the length of the match), costs are medians of what this run measured. The hybrid
     drafter chooses between match and model by the same figures. A kind that does not pay rests for 16 rounds, then 32, 64,
     and so on, with a short trial in between.
+
+    A drafter that decides itself how far it goes, as self-drafting does, is asked for the longest draft or for none: tokens and
+    seconds of its whole rounds are compared with plain steps.
 
     What is measured depends on the clock. Where the length must not (a seed should reproduce a sampled text), pass `costs`.
 
@@ -97,6 +103,7 @@ class GoodputSchedule:
         self._unfinished = torch.ones(batch_size, dtype=torch.bool)
         self._recent: deque[tuple[float, float]] = deque(maxlen=_SPACING)  # tokens per row, and seconds, of rounds
         self._kind = "model"
+        self._pace: OwnPace | None = None  # of a drafter that decides itself how far it goes
 
     def next_budget(self) -> Budget:
         forecast = self.forecast() if self.controller.costs is not None or self.num_rounds > 0 else None
@@ -118,7 +125,8 @@ class GoodputSchedule:
         rates = {kind: rates for kind in sorted(kinds) if (rates := self._rates(kind, costs)) is not None}
         record = self._record(self._kind)
         on_trial = record.resume_at is not None and not record.rests(self.num_rounds)
-        return GoodputForecast(costs, rates, self._kind, self.controller.longest, on_trial)
+        pace = self._pace and (self._pace.tokens(self.controller.patience), self._pace.seconds)
+        return GoodputForecast(costs, rates, self._kind, self.controller.longest, on_trial, pace)
 
     def costs(self) -> CostTable:
         """Frozen costs, or the medians so far."""
@@ -134,7 +142,9 @@ class GoodputSchedule:
     def observe(self, round_: Round) -> None:
         self.num_rounds += 1
         self._num_rows = self.batch_size if round_.num_rows is None else round_.num_rows
-        self._measured.add_pass(self._num_rows, int(round_.num_drafted.max()) + 1, round_.verify_seconds)
+        paces_itself = round_.num_attempted is not None and bool((round_.num_attempted > 0).any())
+        if not paces_itself:
+            self._measured.add_pass(self._num_rows, int(round_.num_drafted.max()) + 1, round_.verify_seconds)
         weights, emitted = self._weights(), torch.tensor([len(row) for row in round_.emitted])
         seconds = round_.draft_seconds + round_.verify_seconds
         self._recent.append((float((weights * emitted).sum() / weights.sum().clamp(min=1)), seconds))
@@ -145,14 +155,36 @@ class GoodputSchedule:
         if steps and (round_.num_read <= _NEWEST or not self._measured.knows_steps):
             self._measured.add_steps(self._num_rows, steps, round_.draft_seconds)
         costs = self.costs()
-        for kind in sorted(lengths):
-            self._judge(kind, costs)
         self._kind = next((kind for kind in sorted(lengths) if not is_free(kind)), self._kind)
+        # What others wrote must be read once, which takes long after a rest and says nothing of the rounds to come.
+        shows_pace = paces_itself and round_.num_read <= _LATEST
+        if shows_pace:
+            self._learn_pace(round_, weights, costs)
+        judged = {kind for kind in lengths if kind != self._kind or not paces_itself}
+        for kind in sorted(judged | {self._kind} if shows_pace else judged):
+            self._judge(kind, costs)
         if self._num_rows <= self._judged_rows // 2:
             # What did not pay for many rows may pay for few.
             self._judged_rows = self._num_rows
             for record in self._records.values():
                 record.wake(self.num_rounds)
+            self._pace = self._pace and OwnPace(self.costs().pass_seconds(1), self.controller.memory)
+
+    def _learn_pace(self, round_: Round, weights: Tensor, costs: CostTable) -> None:
+        """Notes a round of a drafter that decides itself how far it goes, without what n-gram matches brought to it."""
+        assert round_.num_attempted is not None
+        if self._pace is None:
+            self._pace = OwnPace(costs.pass_seconds(1), self.controller.memory)
+        own = torch.tensor([sum(n for kind, n in row if not is_free(kind)) for row in round_.kinds])
+        accepted = torch.minimum(own, round_.num_accepted.cpu())
+        asked = weights * (round_.num_attempted > 0)
+        tokens = 1.0 + float((asked * accepted).sum() / asked.sum())
+        seconds = round_.draft_seconds + round_.verify_seconds
+        if self.controller.costs is not None:
+            checks = float((round_.num_attempted > own).any())
+            width = int(own.max())
+            seconds = (width + checks * _CHECK) * costs.draft_step + costs.pass_seconds(width + 1)
+        self._pace.observe(tokens, seconds)
 
     def _weights(self) -> Tensor:
         """`(batch,)`, what tokens of each row are worth; all of them where nobody has finished yet or everybody has."""
@@ -170,14 +202,12 @@ class GoodputSchedule:
         alike = Counter(kind for stretches in round_.kinds for kind in {kind for kind, _ in stretches})
         for row, stretches in enumerate(round_.kinds):
             verified, accepted = int(round_.num_verified[row]), int(round_.num_accepted[row])
-            fruitless = 0
-            if round_.num_attempted is not None and int(round_.num_attempted[row]) > sum(n for _, n in stretches):
-                # Where the drafter found nothing worth proposing, looking for it did not pay.
-                stretches, verified = stretches or [(round_.source, 0)], min(verified, accepted) + 1
-                fruitless = 1
+            if not stretches and round_.num_attempted is not None and int(round_.num_attempted[row]) > 0:
+                # It was asked and found nothing worth proposing.
+                stretches = [(self._kind if round_.source == "hybrid" else round_.source, 0)]
             for kind, length in stretches:
                 weight = weights[row] / max(alike[kind], 1) ** 0.5
-                self._record(kind).observe(min(verified, length + fruitless), min(accepted, length), weight)
+                self._record(kind).observe(min(verified, length), min(accepted, length), weight)
                 verified, accepted = max(0, verified - length), max(0, accepted - length)
                 longest[kind] = max(longest.get(kind, 0), length)
         return longest
@@ -209,6 +239,8 @@ class GoodputSchedule:
         record = self._record(kind)
         if record.rests(self.num_rounds):
             return None
+        if self._goes_at_own_pace(kind):
+            return record.rates()
         if record.resume_at is not None:
             return self._trial(kind, (_CERTAIN,) * self.controller.longest, costs)
         rates = record.rates()
@@ -232,5 +264,11 @@ class GoodputSchedule:
         elif record.resume_at is not None or not self._pays(kind, record.rates(self.controller.patience), costs):
             record.rest(self.num_rounds)
 
+    def _goes_at_own_pace(self, kind: str) -> bool:
+        return self._pace is not None and kind == self._kind
+
     def _pays(self, kind: str, rates: tuple[float, ...], costs: CostTable) -> bool:
+        if self._pace is not None and kind == self._kind:
+            plain = costs.pass_seconds(1)
+            return self._pace.tokens(self.controller.patience) * plain > self._pace.seconds
         return GoodputForecast(costs, {kind: rates}, kind, self.controller.longest).length > 0

@@ -238,8 +238,11 @@ def test_a_draft_vocabulary_is_all_that_exits_score(model, batch_size, monkeypat
 
     def climb(lm, *args):
         logits = original(lm, *args)
-        kept = torch.isfinite(logits).all(0).nonzero()[:, 0]
-        assert torch.equal(kept, wanted)
+        assert logits.shape == (batch_size, len(wanted))
+        whole = lm.over_vocabulary(logits)
+        assert whole.shape == (batch_size, model.config.vocab_size)
+        assert torch.equal(torch.isfinite(whole).all(0).nonzero()[:, 0], wanted)
+        assert torch.equal(lm.climb_ids[logits.argmax(-1)], whole.argmax(-1))
         seen.append(lm._ends is not None and lm.gate.window.width_at(0) > 1)
         return logits
 

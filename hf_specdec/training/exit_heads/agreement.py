@@ -50,7 +50,7 @@ def measure_agreement(observer: Observer, heads: ExitHeads | None, texts: Sequen
         final = seen.logits if ids is None else seen.logits[..., ids.to(seen.logits.device)]
         for depth in observer.exits:
             states = seen.states[depth]
-            states = states if heads is None else heads(states.to(heads.device), layer=depth)
+            states = states if heads is None else heads(states.to(heads.device, heads.dtype), layer=depth)
             law = observer.readout(states[:, seen.first :]).log_softmax(-1)
             guess = observer.ids_of(law.argmax(-1))
             p = final.log_softmax(-1)

@@ -44,7 +44,7 @@ class LayerCosts:
 
     Args:
         layer (`float`): One layer for one token.
-        head (`float`): One exit's norm and head.
+        head (`float`): One exit: its fitted head if there is one, norm and LM head.
         step (`float`): A whole plain step.
         row (`float`): What each further token adds to a pass, as a share of the step.
     """
@@ -96,7 +96,7 @@ def trace_exits(
     right, confidence = {}, {}
     for depth in observer.exits:
         states = seen.states[depth]
-        states = states if heads is None else heads(states.to(heads.device), layer=depth)
+        states = states if heads is None else heads(states.to(heads.device, heads.dtype), layer=depth)
         logits = observer.readout(states[:, seen.first :])[0]
         right[depth] = observer.ids_of(logits.argmax(-1)) == best
         for annealing in annealings:

@@ -63,6 +63,17 @@ def test_ridge_is_the_solution_of_the_penalised_least_squares():
     assert equations.num_rows == 50
 
 
+@pytest.mark.parametrize("kind", ["linear", "adapter"])
+def test_a_target_in_half_precision_is_read_as_it_is(model, texts, kind):
+    """Heads stay in float32, and what they give goes through the target's own norm and head."""
+    half = copy.deepcopy(model).to(torch.bfloat16)
+    heads = fit_exit_heads(half, texts[:20], EXITS, options(kind), held_out=texts[20:])
+    assert heads.dtype == torch.float32
+    raw = measure_agreement(Observer(half, EXITS), None, texts[20:])
+    found = measure_agreement(Observer(half, EXITS), heads, texts[20:])
+    assert sum(each.kl for each in found.values()) < sum(each.kl for each in raw.values())
+
+
 def test_no_rows_are_refused():
     with pytest.raises(InvalidConfigError, match="no tokens"):
         NormalEquations(3).solve(0.1)
