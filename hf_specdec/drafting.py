@@ -18,6 +18,7 @@ from hf_specdec.configs import BaseConfig
 from hf_specdec.drafters import (
     DrafterBase,
     DraftSettings,
+    DraftVocabulary,
     HeadDrafter,
     HybridDrafter,
     PromptLookupDrafter,
@@ -147,7 +148,9 @@ def drafting_of(
     if self_draft is not None:
         stats.events["exit_depths"] = {}  # a histogram, also where nothing is drafted
         gate = self_draft.gate(model, generation_config, synced_gpus)
-        return _self_drafting(self_draft, model, gate, settings, _twin_for(config, model, generation_config, tokenizer))
+        return _self_drafting(
+            self_draft, model, gate, settings, _twin_for(config, self_draft, model, generation_config, tokenizer)
+        )
     is_model = isinstance(assistant, nn.Module)
     _check(model, assistant, tokenizer, assistant_tokenizer, stats)
     if is_model:
@@ -222,12 +225,17 @@ def check_tree(config: BaseConfig, model: PreTrainedModel, cache: Any, generatio
 
 
 def _twin_for(
-    config: BaseConfig, model: PreTrainedModel, generation_config: GenerationConfig, tokenizer: Any
+    config: BaseConfig,
+    self_draft: SelfDraft,
+    model: PreTrainedModel,
+    generation_config: GenerationConfig,
+    tokenizer: Any,
 ) -> Callable[[Tensor], tuple[Any, Tensor]] | None:
-    """The target with the head of a draft vocabulary, for exits that score nothing else."""
-    if config.draft_vocabulary is None:
+    """The target with the head of a draft vocabulary, the config's or that of the heads, for exits that score nothing else."""
+    vocabulary = config.draft_vocabulary or DraftVocabulary.of_heads(self_draft.heads)
+    if vocabulary is None:
         return None
-    make, eos = reduced_twins(model, config.draft_vocabulary, tokenizer), generation_config._eos_token_tensor
+    make, eos = reduced_twins(model, vocabulary, tokenizer), generation_config._eos_token_tensor
     ids = () if eos is None else tuple(eos.tolist())
     return lambda prompts: make(prompts, ids, undecorated_model(model).get_output_embeddings().out_features)
 

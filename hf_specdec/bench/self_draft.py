@@ -30,9 +30,6 @@ from hf_specdec.linear import pack_linears
 
 __all__ = ["arms_of", "measure", "write_results"]
 
-# Found for the target bundled with the demonstration by replaying the exits 4, 7, 10 and 14.
-CONFIG = SelfDraftConfig(exit_layers=(7, 10), confidence_threshold=0.2, annealing=0.0, max_width=6, length=6)
-
 
 def arms_of(config: SelfDraftConfig) -> list[Arm]:
     """Plain decoding, the config, and the config with prompt lookup behind it."""
@@ -91,14 +88,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", type=Path, required=True, help="folder of a causal LM")
     parser.add_argument("--name", help="what to call it; by default the folder's name")
-    parser.add_argument("--config", type=Path, help="folder of a saved SelfDraftConfig")
+    parser.add_argument("--config", type=Path, help="folder of a saved SelfDraftConfig; its defaults otherwise")
     parser.add_argument(
         "--prompts", type=Path, required=True, help='JSON Lines, {"prompt": ...}, or a JSON list, {"text": ...}'
     )
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--out", type=Path, required=True, help="path without suffix")
     arguments = parser.parse_args()
-    config = CONFIG if arguments.config is None else load_config(str(arguments.config))
+    config = SelfDraftConfig() if arguments.config is None else load_config(str(arguments.config))
     if not isinstance(config, SelfDraftConfig):
         parser.error(f"--config must be a SelfDraftConfig, got {type(config).__name__}")
     torch.set_num_threads(1)

@@ -41,7 +41,9 @@ def self_draft(
     vocabulary: Annotated[
         Path | None,
         typer.Option(
-            "--vocabulary", help="Draft vocabulary: exits score its ids and the prompt's only, and the config names it."
+            "--vocabulary",
+            help="Draft vocabulary: exits score its ids and the prompt's only, and the config names it. By default that "
+            "of the heads.",
         ),
     ] = None,
     field: opt.Field = "prompt",
@@ -69,11 +71,12 @@ def self_draft(
     kept = None if vocabulary is None else DraftVocabulary.load(vocabulary)
     models = load_models(target, None, dtype=dtype)
     with quiet():
-        if kept is not None:
-            kept.check_tokenizer(models.tokenizer)
         heads = None if exit_heads is None else load_exit_heads(exit_heads, models.target)
         if heads is not None:
             heads.check_target(models.target)
+        kept = kept or DraftVocabulary.of_heads(heads)
+        if kept is not None:
+            kept.check_tokenizer(models.tokenizer)
         ids = None if kept is None else kept.token_ids
         observer = Observer(models.target, _layers(exits, heads, models.target), ids)
         if ablation and len(observer.exits) < FEWEST_EXITS:

@@ -184,7 +184,7 @@ def _run(
             options,
             held_out=sides[True],
             tokenizer=models.tokenizer,
-            vocabulary=None if kept is None else kept.token_ids,
+            vocabulary=kept,
             out=out,
             resume=resume,
             on_ridge=lambda done: show(done, before + options.max_tokens),

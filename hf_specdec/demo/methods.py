@@ -1,7 +1,7 @@
 """The ways of decoding that `specdec demo --method` compares: those of the pair alone, and one for each bundled drafter."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from transformers import PreTrainedModel
 
@@ -68,7 +68,9 @@ def load_method(name: str, pair: Pair) -> Method:
     if name == "lookup":
         return Method(name, SpeculativeConfig(drafting="ngram", length=LENGTH, on_drafter_error="raise"))
     if name == "self-draft":
-        return Method(name, SelfDraftConfig(on_drafter_error="raise"))
+        with bundled_weights() as folder:  # found by replaying the target's exits after 4, 7, 10 and 14 layers
+            config = SelfDraftConfig.from_pretrained(folder / "self_draft")
+        return Method(name, replace(config, on_drafter_error="raise"))
     with bundled_weights() as folder, no_progress_bars():
         drafter = load_assistant(folder / "drafters" / name, pair.target)
         return Method(name, RCSDConfig(steps=LENGTH, on_drafter_error="raise"), drafter)

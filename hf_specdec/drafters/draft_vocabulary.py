@@ -108,6 +108,14 @@ class DraftVocabulary:
             counts, size, vocab_size=len(tokenizer), always=special, fingerprint=tokenizer_fingerprint(tokenizer)
         )
 
+    @classmethod
+    def of_heads(cls, heads: Any) -> DraftVocabulary | None:
+        """The one that exit heads ([`ExitHeads`]) were fitted to; None where they score the whole vocabulary."""
+        if heads is None or heads.draft_ids is None:
+            return None
+        known = heads.config.draft_vocabulary
+        return cls(tuple(heads.draft_ids.tolist()), known["vocab_size"], known["fingerprint"])
+
     def check_tokenizer(self, tokenizer: Any) -> None:
         """Raises an [`InvalidConfigError`] if the ids were counted with another tokenizer."""
         if len(tokenizer) == self.vocab_size and self.fingerprint in ("", tokenizer_fingerprint(tokenizer)):

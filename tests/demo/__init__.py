@@ -14,8 +14,8 @@ from hf_specdec.demo.tokenizer import train
 __all__ = ["console_of", "tiny_pair_of"]
 
 
-def tiny_pair_of(layers: int = 2) -> Pair:
-    """A pair with random weights and a tokenizer that knows one sentence."""
+def tiny_pair_of(layers: int = 12) -> Pair:
+    """A pair with random weights, deep enough for the bundled exits, and a tokenizer that knows one sentence."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         shape = Shape(layers=layers, width=32, heads=2, kv_heads=1, mlp=64)

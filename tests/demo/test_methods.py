@@ -1,6 +1,7 @@
 """`specdec demo --method`: the bundled drafters draft, every text is the target's own, and all runs take turns."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from safetensors import safe_open
 
 from hf_specdec import AutoDrafter, RCSDConfig, linear
 from hf_specdec.demo import comparison, timing
-from hf_specdec.demo.methods import OF_THE_PAIR, bundled_drafters, chosen_names
+from hf_specdec.demo.methods import OF_THE_PAIR, bundled_drafters, chosen_names, load_method
 from hf_specdec.demo.pair import Pair, bundled_weights, load_pair, load_prompts
 from hf_specdec.demo.traces import Step, Trace
 from hf_specdec.errors import InvalidConfigError
@@ -46,6 +47,17 @@ def test_a_bundled_drafter_drafts_and_the_text_is_the_targets_own(bundled, name)
     )
     assert torch.equal(output.sequences, plain)
     assert output.speculative_stats.tokens_per_round > 1.2
+
+
+def test_the_bundled_settings_of_self_drafting_suit_the_target(bundled):
+    """Unlike the defaults, under which hardly a token leaves."""
+    config = load_method("self-draft", bundled).config
+    inputs = bundled.tokenizer(load_prompts()[0].text, return_tensors="pt")
+    asked = {"max_new_tokens": 24, "do_sample": False, "return_dict_in_generate": True}
+    plain = bundled.target.generate(**inputs, **asked)
+    output = bundled.target.generate(**inputs, **asked, speculative_config=replace(config, length=6))
+    assert torch.equal(output.sequences, plain.sequences)
+    assert output.speculative_stats.tokens_per_round > 1.5
 
 
 @pytest.mark.parametrize("name", bundled_drafters())

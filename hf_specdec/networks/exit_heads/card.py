@@ -29,6 +29,12 @@ The heads decide what is drafted. The text is the model's own, whatever they say
 """
 
 
+_SCORED = """
+They score {size} of {vocab_size} token ids (a draft vocabulary, FR-Spec, arXiv 2502.14856), which are saved with them, and
+those of the prompt.
+"""
+
+
 def render_card(config: ExitHeadsConfig) -> str:
     """The card's text; figures are those that fitting measured, and a card without them has none."""
     named = config.target_name if config.target_name and config.target_name.count("/") == 1 else None
@@ -42,7 +48,9 @@ def render_card(config: ExitHeadsConfig) -> str:
     layers = ", ".join(map(str, config.exit_layers))
     target = f"`{named}`" if named else "their target"
     body = _BODY.format(kind=config.kind.capitalize(), layers=layers, target=target)
-    return f"---\n{data.to_yaml()}\n---\n\n{body}{_figures(config.figures)}"
+    known = config.draft_vocabulary
+    scored = "" if known is None else _SCORED.format(size=known["size"], vocab_size=known["vocab_size"])
+    return f"---\n{data.to_yaml()}\n---\n\n{body}{scored}{_figures(config.figures)}"
 
 
 def _figures(figures: dict[str, Any] | None) -> str:

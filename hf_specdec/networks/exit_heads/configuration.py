@@ -43,6 +43,8 @@ class ExitHeadsConfig(PreTrainedConfig):
         adapter (`dict`, *optional*): Options of [`ExitAdapterConfig`] for adapters; a small layer by default.
         target_name, target_tokenizer, target_weights (`str`, *optional*): The target they were fitted to.
         figures (`dict`, *optional*): What fitting measured, which the card shows.
+        draft_vocabulary (`dict`, *optional*): Of heads that were fitted to a draft vocabulary: its `size`, and `vocab_size` and
+            `fingerprint` of the tokenizer it was counted with. The ids stand beside the weights.
     """
 
     model_type = "hf_specdec_exit_heads"
@@ -57,6 +59,7 @@ class ExitHeadsConfig(PreTrainedConfig):
         target_tokenizer: str | None = None,
         target_weights: str | None = None,
         figures: dict[str, Any] | None = None,
+        draft_vocabulary: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
         if kind not in KINDS:
@@ -71,6 +74,7 @@ class ExitHeadsConfig(PreTrainedConfig):
         self.adapter = adapter
         self.target_name, self.target_tokenizer, self.target_weights = target_name, target_tokenizer, target_weights
         self.figures = figures
+        self.draft_vocabulary = draft_vocabulary
         super().__init__(**kwargs)
 
     def adapter_config(self) -> ExitAdapterConfig:

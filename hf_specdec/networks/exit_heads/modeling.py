@@ -42,10 +42,13 @@ class ExitHeads(PreTrainedModel):
     _supports_sdpa = True
     _supports_attention_backend = True
     _checked: weakref.ref[Any] | None = None
+    draft_ids: Tensor | None  # of the draft vocabulary that the heads were fitted to
 
     def __init__(self, config: ExitHeadsConfig) -> None:
         super().__init__(config)
         self.heads = nn.ModuleDict({str(layer): self._new_head() for layer in config.exit_layers})
+        size = None if config.draft_vocabulary is None else config.draft_vocabulary["size"]
+        self.register_buffer("draft_ids", None if size is None else torch.zeros(size, dtype=torch.long))
         self.post_init()
 
     def _new_head(self) -> nn.Module:
@@ -61,7 +64,9 @@ class ExitHeads(PreTrainedModel):
             nn.init.zeros_(module.bias)
 
     @classmethod
-    def for_target(cls, target: Any, kind: str, exit_layers: Sequence[int], tokenizer: Any = None) -> ExitHeads:
+    def for_target(
+        cls, target: Any, kind: str, exit_layers: Sequence[int], tokenizer: Any = None, vocabulary: Any = None
+    ) -> ExitHeads:
         """Unfitted heads in float32, with the target's fingerprint.
 
         An adapter's layer starts as a copy of the target's next layer, where that has the same parameters (ours); elsewhere it
@@ -72,6 +77,7 @@ class ExitHeads(PreTrainedModel):
             kind (`str`): See [`ExitHeadsConfig`].
             exit_layers (`Sequence[int]`): Where the heads sit.
             tokenizer (`PreTrainedTokenizerBase`, *optional*): The target's, whose hash the heads then carry.
+            vocabulary ([`DraftVocabulary`], *optional*): The ids that the exits shall score; they are saved with the heads.
 
         Raises:
             [`InvalidConfigError`]: If a layer is not one of the target's inner ones.
@@ -85,11 +91,16 @@ class ExitHeads(PreTrainedModel):
         bias, qk_norm = (f"self_attn.{name}" in layers[0].state_dict() for name in ("q_proj.bias", "q_norm.weight"))
         shape = layer_options(config) | {"attention_bias": bias, "qk_norm": qk_norm} if kind == "adapter" else None
         options: dict[str, Any] = {"target_tokenizer": identity.tokenizer, "target_weights": identity.weights}
+        if vocabulary is not None:
+            known = {"vocab_size": vocabulary.vocab_size, "fingerprint": vocabulary.fingerprint}
+            options["draft_vocabulary"] = {"size": len(vocabulary.token_ids), **known}
         heads = cls(
             ExitHeadsConfig(
                 kind, list(exit_layers), config.hidden_size, shape, identity.name, **({} if kind == "raw" else options)
             )
         ).to(device_of(inner))
+        if heads.draft_ids is not None:
+            heads.draft_ids.copy_(torch.tensor(vocabulary.token_ids))
         for depth in exit_layers if kind == "adapter" else ():
             _copy_layer(layers[depth], heads.heads[str(depth)].layer)
         return heads

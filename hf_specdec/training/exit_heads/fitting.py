@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from hf_specdec.drafters import DraftVocabulary
 from hf_specdec.errors import InvalidConfigError
 from hf_specdec.networks.exit_heads import ExitHeads
 from hf_specdec.training.checkpoints import latest_checkpoint
@@ -31,7 +32,7 @@ def fit_exit_heads(
     *,
     held_out: Sequence[Text] = (),
     tokenizer: Any = None,
-    vocabulary: Sequence[int] | None = None,
+    vocabulary: DraftVocabulary | None = None,
     out: Path | None = None,
     resume: bool = False,
     on_ridge: Callable[[int], None] | None = None,
@@ -49,7 +50,7 @@ def fit_exit_heads(
         options ([`FitOptions`]): Kind, length and pace.
         held_out (`Sequence[Text]`): Texts that evaluate.
         tokenizer (`PreTrainedTokenizerBase`, *optional*): The target's, whose hash the heads then carry.
-        vocabulary (`Sequence[int]`, *optional*): Ids on which the laws are compared, for drafts from these alone.
+        vocabulary ([`DraftVocabulary`], *optional*): Ids on which the laws are compared, for drafts from these alone.
         out (`Path`, *optional*): Where the heads are saved, at each checkpoint too, with what is needed to go on.
         resume (`bool`): Whether to go on from what is in `out`.
         on_ridge (`Callable[[int], None]`, *optional*): Called with the tokens of the regression so far.
@@ -61,8 +62,8 @@ def fit_exit_heads(
     if not texts:
         raise InvalidConfigError("there are no texts to fit to")
     kind = "adapter" if options.kind == "adapter" else "linear"
-    heads = ExitHeads.for_target(target, kind, exits, tokenizer)
-    observer = Observer(target, exits, vocabulary)
+    heads = ExitHeads.for_target(target, kind, exits, tokenizer, vocabulary)
+    observer = Observer(target, exits, None if vocabulary is None else vocabulary.token_ids)
 
     def keep(num_tokens: int) -> dict[str, Any]:
         heads.config.figures = _figures(observer, heads, held_out, num_tokens)

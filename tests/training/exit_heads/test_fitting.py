@@ -9,7 +9,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from hf_specdec import ConstantLength, ExitHeads, IncompatibleDraftError, InvalidConfigError, SelfDraftConfig
+from hf_specdec import (
+    ConstantLength,
+    DraftVocabulary,
+    ExitHeads,
+    IncompatibleDraftError,
+    InvalidConfigError,
+    SelfDraftConfig,
+)
 from hf_specdec.layered_lm import LayeredLM
 from hf_specdec.training.checkpoints import latest_checkpoint
 from hf_specdec.training.exit_heads import (
@@ -72,6 +79,33 @@ def test_a_target_in_half_precision_is_read_as_it_is(model, texts, kind):
     raw = measure_agreement(Observer(half, EXITS), None, texts[20:])
     found = measure_agreement(Observer(half, EXITS), heads, texts[20:])
     assert sum(each.kl for each in found.values()) < sum(each.kl for each in raw.values())
+
+
+def test_a_draft_vocabulary_travels_with_the_heads(model, texts, tmp_path):
+    vocabulary = DraftVocabulary(tuple(range(8, 40)), 64, "of a tokenizer")
+    heads = fit_exit_heads(model, texts[:20], EXITS, options("linear"), vocabulary=vocabulary, out=tmp_path)
+    assert DraftVocabulary.of_heads(heads) == vocabulary
+    loaded = ExitHeads.from_pretrained(tmp_path)
+    assert DraftVocabulary.of_heads(loaded) == vocabulary
+    assert "They score 32 of 64 token ids" in (tmp_path / "README.md").read_text()
+    seen = []
+    climb = LayeredLM.climb
+
+    def watched(lm, *args):
+        seen.append(lm.climb_ids)
+        return climb(lm, *args)
+
+    config = SelfDraftConfig(exit_layers=EXITS, confidence_threshold=0.0, on_drafter_error="raise")
+    asked = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
+    plain = model.generate(**prompts(), **asked)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LayeredLM, "climb", watched)
+        drafted = model.generate(**prompts(), **asked, speculative_config=config, assistant_model=loaded)
+    assert torch.equal(drafted, plain)
+    wanted = {*vocabulary.token_ids, *prompts()["input_ids"].unique().tolist()}
+    assert seen
+    assert all(wanted == set(ids.tolist()) for ids in seen)
+    assert DraftVocabulary.of_heads(fit_exit_heads(model, texts[:20], EXITS, options("linear"))) is None
 
 
 def test_no_rows_are_refused():
