@@ -39,7 +39,8 @@ def _bars(axis: Any, dataset: str, arms: dict[str, dict[str, Any]]) -> None:
         if predicted:
             axis.plot([predicted, predicted], [row - 0.4, row + 0.4], color="#d1495b", linewidth=2)
     axis.axvline(1.0, color="black", linewidth=0.6)
-    axis.set(title=f"{dataset}: speed-up over plain decoding (red: predicted)", xlabel="median of per-prompt ratios")
+    axis.set_title(f"{dataset}: speed-up over plain decoding (red: predicted)", wrap=True, fontsize="medium")
+    axis.set(xlabel="median of per-prompt ratios")
     axis.set_xlim(0, max(speedups) * 1.15)
     axis.invert_yaxis()
 
@@ -49,9 +50,8 @@ def _positions(axis: Any, arms: dict[str, dict[str, Any]]) -> None:
         shares = figures.get("accepted_at_position")
         if shares:
             axis.plot(range(1, len(shares) + 1), shares, marker="o", markersize=3, label=name)
-    axis.set(
-        title="rounds that accepted at least so many drafts", xlabel="drafts", ylabel="share of rounds", ylim=(0, 1)
-    )
+    axis.set_title("rounds that accepted at least so many drafts", fontsize="medium")
+    axis.set(xlabel="drafts", ylabel="share of rounds", ylim=(0, 1))
     axis.xaxis.get_major_locator().set_params(integer=True)
     if axis.lines:
         axis.legend(fontsize=8)

@@ -34,6 +34,8 @@ _COLUMNS = {
 }
 _UNITS = {"peak_memory": 2**30}  # of what is not shown as it is kept
 
+_LONG = 480  # characters of a list item
+
 
 def versions() -> dict[str, str]:
     """What figures were measured with, for their reports."""
@@ -95,8 +97,16 @@ def markdown(summary: dict[str, dict[str, dict[str, Any]]], environment: dict[st
         for name, figures in arms.items():
             if counts := figures.get("events"):
                 parts += [f"`{name}`: {', '.join(f'{key} {value}' for key, value in counts.items())}", ""]
-    parts += ["## Measured with", ""] + [f"- {key}: {plain(value)}" for key, value in environment.items()]
+    parts += ["## Measured with", ""] + [line for key, value in environment.items() for line in _told(key, value)]
     return "\n".join(parts) + "\n"
+
+
+def _told(key: str, value: Any) -> list[str]:
+    """An entry of an environment as a list item; what is long stands in items of its own."""
+    text = f"- {key}: {plain(value)}"
+    if not isinstance(value, dict) or len(text) <= _LONG:
+        return [text]
+    return [f"- {key}:", *(f"  - {name}: {plain(each)}" for name, each in value.items())]
 
 
 def table(arms: dict[str, dict[str, Any]]) -> str:
