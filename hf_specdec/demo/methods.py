@@ -69,8 +69,8 @@ def load_method(name: str, pair: Pair) -> Method:
         return Method(name, SpeculativeConfig(drafting="ngram", length=LENGTH, on_drafter_error="raise"))
     if name == "self-draft":
         with bundled_weights() as folder:  # found by replaying the target's exits after 4, 7, 10 and 14 layers
-            config = SelfDraftConfig.from_pretrained(folder / "self_draft")
-        return Method(name, replace(config, on_drafter_error="raise"))
+            found = SelfDraftConfig.from_pretrained(folder / "self_draft")
+        return Method(name, replace(found, on_drafter_error="raise"))
     with bundled_weights() as folder, no_progress_bars():
         drafter = load_assistant(folder / "drafters" / name, pair.target)
         return Method(name, RCSDConfig(steps=LENGTH, on_drafter_error="raise"), drafter)
