@@ -229,7 +229,7 @@ class LayerGate:
         """Takes the gate away again; a second call does nothing."""
         for layer, forward in zip(self.layers, self._before, strict=False):
             if forward is None:
-                del vars(layer)["forward"]
+                vars(layer).pop("forward", None)  # an interrupted installation has not come to it
             else:
                 vars(layer)["forward"] = forward
         self._before = []

@@ -117,7 +117,12 @@ class SelfDrafter(DrafterBase):
             settings ([`DraftSettings`]): What it must know about the run.
             model (`PreTrainedModel`): The target.
             policy, heads: As for the class.
+
+        Raises:
+            [`IncompatibleDraftError`]: If the heads were fitted to another model.
         """
+        if heads is not None:
+            heads.check_target(model)
         cache = DynamicCache(config=undecorated_model(model).config.get_text_config(decoder=True))
         held = torch.zeros(1, 0, dtype=torch.long)
         target = LayeredLM(model, LayerGate(model), pad_token_id=settings.pad_token_id, cache=cache, held=held)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 
 from hf_specdec.drafters import DraftVocabulary
 from hf_specdec.errors import InvalidConfigError
+from hf_specdec.files import write_at_once
 from hf_specdec.networks.exit_heads import ExitHeads
 from hf_specdec.training.checkpoints import latest_checkpoint
 from hf_specdec.training.exit_heads.agreement import measure_agreement
@@ -18,10 +20,13 @@ from hf_specdec.training.exit_heads.distilling import distil
 from hf_specdec.training.exit_heads.observing import Observer, num_positions
 from hf_specdec.training.exit_heads.options import FitLog, FitOptions
 from hf_specdec.training.exit_heads.ridge import fit_maps
-from hf_specdec.training.texts import Text
+from hf_specdec.training.texts import Text, digest_of
 
 
-__all__ = ["fit_exit_heads"]
+__all__ = ["CURVE", "fit_exit_heads"]
+
+CURVE = "curve.jsonl"  # in the folder of a fit: what its evaluations found
+_IDENTITY = "fit.json"
 
 
 def fit_exit_heads(
@@ -57,7 +62,8 @@ def fit_exit_heads(
         on_step (`Callable[[FitLog], None]`, *optional*): Sees each optimiser step.
 
     Raises:
-        [`InvalidConfigError`]: If there are no texts, or an exit is no inner layer of the target.
+        [`InvalidConfigError`]: If there are no texts, an exit is no inner layer of the target, or `out` holds a fit to other
+            texts, another vocabulary or another target.
     """
     if not texts:
         raise InvalidConfigError("there are no texts to fit to")
@@ -65,23 +71,54 @@ def fit_exit_heads(
     heads = ExitHeads.for_target(target, kind, exits, tokenizer, vocabulary)
     observer = Observer(target, exits, None if vocabulary is None else vocabulary.token_ids)
 
-    def keep(num_tokens: int) -> dict[str, Any]:
+    if out is not None:
+        _keep_identity(out, resume, texts, vocabulary, heads.config.target_weights)
+
+    def keep(num_tokens: int, stage: str = "kl") -> dict[str, Any]:
         heads.config.figures = _figures(observer, heads, held_out, num_tokens)
         if out is not None:
             heads.save_pretrained(out)
+            _add_to_curve(out / CURVE, {"stage": stage, **heads.config.figures})
         return dict(heads.config.figures)
 
     if not (resume and out is not None and latest_checkpoint(out) is not None):
         wanted = min(options.ridge_tokens, options.max_tokens) if options.distils else options.max_tokens
         chosen = _until(_order(texts, options.seed, epochs=1), wanted)
         num_tokens = fit_maps(observer, heads, chosen, options.ridge, folder=out, resume=resume, on_text=on_ridge)
-        figures = keep(num_tokens)
+        figures = keep(num_tokens, "ridge")
         if on_step is not None:
             on_step(FitLog(0, num_tokens, {}, figures))
     if options.distils:
         plan = _plan(texts, options)
         distil(observer, heads, plan, options, folder=out, resume=resume, evaluate=keep, on_step=on_step)
     return heads.eval()
+
+
+def _keep_identity(
+    out: Path, resume: bool, texts: Sequence[Text], vocabulary: DraftVocabulary | None, target: str | None
+) -> None:
+    """Writes down what is fitted to what, and refuses to go on with anything else."""
+    ids = None if vocabulary is None else vocabulary.token_ids
+    asked = {"texts": digest_of(texts), "vocabulary": digest_of([], ids), "target": target}
+    file = out / _IDENTITY
+    known = json.loads(file.read_text(encoding="utf-8")) if resume and file.is_file() else asked
+    if changed := [name for name in asked if known.get(name) != asked[name]]:
+        raise InvalidConfigError(
+            f"{out} holds a fit with other {' and '.join(changed)}: resume with the same, or write to another folder"
+        )
+    out.mkdir(parents=True, exist_ok=True)
+    if not resume:
+        (out / CURVE).unlink(missing_ok=True)
+    write_at_once(file, (json.dumps(asked, indent=1) + "\n").encode())
+
+
+def _add_to_curve(file: Path, figures: dict[str, Any]) -> None:
+    """One line for each evaluation, by growing number of its stage's tokens; what is done again stands there once."""
+    lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+    later = {"ridge": 0, "kl": 1}
+    own = (later[figures["stage"]], figures["num_tokens"])
+    earlier = [line for line in lines if (later[(known := json.loads(line))["stage"]], known["num_tokens"]) < own]
+    write_at_once(file, "".join(f"{line}\n" for line in [*earlier, json.dumps(figures)]).encode())
 
 
 def _order(texts: Sequence[Text], seed: int, epochs: int | None = None) -> Iterator[Text]:

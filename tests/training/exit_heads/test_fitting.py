@@ -1,6 +1,7 @@
 """Fitting exit heads: the closed form, the gradient descent, and going on where a run was stopped."""
 
 import copy
+import json
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -176,6 +177,26 @@ def test_a_stopped_fit_goes_on_to_the_bit(model, texts, kind, tmp_path):
     assert same(ExitHeads.from_pretrained(tmp_path / "part"), whole)
     with pytest.raises(InvalidConfigError, match="same options"):
         fit_exit_heads(model, texts, EXITS, options(kind, seed=1), out=tmp_path / "part", resume=True)
+    curves = [(tmp_path / name / "curve.jsonl").read_text() for name in ("whole", "part")]
+    assert curves[0] == curves[1]
+    seen = [json.loads(line) for line in curves[0].splitlines()]
+    assert [each["stage"] for each in seen] == ["ridge", "kl", "kl"]
+    assert seen[1]["num_tokens"] < seen[2]["num_tokens"]
+
+
+def test_a_fit_goes_on_with_its_own_texts_only(model, texts, tmp_path):
+    fit_exit_heads(model, texts, EXITS, options("linear"), out=tmp_path)
+    vocabulary = DraftVocabulary(tuple(range(8, 40)), 64)
+    for match, others in (
+        ("other texts", (model, texts[1:], {})),
+        ("other vocabulary", (model, texts, {"vocabulary": vocabulary})),
+        ("other target", (tiny_llama(layers=6, seed=5), texts, {})),
+    ):
+        target, read, more = others
+        with pytest.raises(InvalidConfigError, match=match):
+            fit_exit_heads(target, read, EXITS, options("linear"), out=tmp_path, resume=True, **more)
+    fit_exit_heads(model, texts[1:], EXITS, options("linear"), out=tmp_path)
+    assert len((tmp_path / "curve.jsonl").read_text().splitlines()) == 1
 
 
 def test_a_stopped_regression_goes_on(model, texts, tmp_path, monkeypatch):
