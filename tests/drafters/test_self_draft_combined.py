@@ -225,6 +225,21 @@ def test_noisy_weights_change_nothing_of_this():
             assert torch.equal(decode(model, 3, config).sequences, decode(model, 3, None).sequences)
 
 
+@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize("more", [{"length": "auto"}, {"drafting": "hybrid"}, {"length": "auto", "drafting": "hybrid"}])
+def test_an_adapter_drafts_between_what_others_write(model, more, batch_size):
+    """Plain rounds, rests and matches stand between its drafts; columns that it lacked would raise."""
+    heads = ExitHeads.for_target(model, "adapter", EXITS)
+    options = {"exit_layers": EXITS, "confidence_threshold": 0.1, "length": 3, "on_drafter_error": "raise"} | more
+    rounds = []
+    out = decode(model, batch_size, SelfDraftConfig(**options), assistant_model=heads, round_callback=rounds.append)
+    assert torch.equal(out.sequences, decode(model, batch_size, None).sequences)
+    assert out.speculative_stats.events["exit_depths"]
+    if more == {"length": "auto"}:
+        sources = [each.num_attempted is not None and bool((each.num_attempted > 0).any()) for each in rounds[1:]]
+        assert set(sources) == {True, False}, "some rounds are plain and some are drafted in"
+
+
 def test_heads_by_path_serve_any_config(model, tmp_path):
     ExitHeads(ExitHeadsConfig("linear", EXITS, hidden_size=model.config.hidden_size)).save_pretrained(tmp_path)
     never = EASDConfig(overlap_threshold=2.0, length=3, on_drafter_error="raise")
