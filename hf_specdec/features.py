@@ -135,7 +135,9 @@ class FeatureStore:
         rows, slots = wanted.nonzero(as_tuple=True)
         device = features.device
         self._states[rows.to(device), places[wanted].to(device)] = features[rows.to(device), slots.to(device)]
-        self._known = torch.maximum(self._known, columns.max(-1).values + 1)
+        # What stands behind a gap is not known: in the gap there is anything.
+        joins = torch.where(columns >= 0, columns, self._known[:, None]).min(-1).values <= self._known
+        self._known = torch.where(joins, torch.maximum(self._known, columns.max(-1).values + 1), self._known)
 
     def take(self, columns: Tensor) -> Tensor:
         """`(batch, width, features)` at `columns` (`(batch, width)`); anything finite where a column is -1.

@@ -10,6 +10,7 @@ from transformers import LlamaForCausalLM
 
 from hf_specdec import AutoDrafter, ExactConfig, RCSDConfig, SelfDraftConfig, SpeculativeConfig, TreeShape
 from hf_specdec._compat import CACHE_KEY
+from hf_specdec.errors import DrafterError
 from hf_specdec.features import FeatureStore
 from tests.toys import noisy_copy, tiny_llama
 
@@ -127,3 +128,13 @@ def test_features_of_a_prompt_are_not_copied():
     assert torch.equal(store.take(torch.tensor([[4, 6], [7, -1]]))[0], features[0, [1, 3]])
     store.put(torch.tensor([[8], [8]]), torch.ones(2, 1, 4))
     assert torch.equal(store.take(torch.tensor([[8], [7]]))[:, 0], torch.stack([torch.ones(4), features[1, 4]]))
+
+
+def test_features_behind_a_gap_are_not_known():
+    store = FeatureStore()
+    store.begin(0, torch.randn(2, 3, 4))
+    store.put(torch.tensor([[4], [3]]), torch.ones(2, 1, 4))
+    with pytest.raises(DrafterError, match=r"known from 0 up to \[3, 4\]"):
+        store.take(torch.tensor([[4], [3]]))
+    store.put(torch.tensor([[3, 4], [4, -1]]), torch.ones(2, 2, 4))
+    assert torch.equal(store.take(torch.tensor([[4], [4]])), torch.ones(2, 1, 4))
