@@ -1,5 +1,10 @@
 """`specdec calibrate self-draft`: settings by replay, and a config that can be loaded."""
 
+import copy
+
+import pytest
+import torch
+
 from hf_specdec import DraftVocabulary, ExitHeads, ExitHeadsConfig, SelfDraftConfig
 from tests.toys import prompts
 
@@ -21,6 +26,23 @@ def test_it_saves_settings_that_a_run_takes(pair, tmp_path, run_json, run):
         assert drafted.tolist() == pair.model.generate(**prompts(), **asked).tolist()
     assert "1..3" in run(*options, "--exits", "4", code=2).stderr
     assert "numbers of layers" in run(*options, "--exits", "half", code=2).stderr
+
+
+@pytest.mark.parametrize("kind", [None, "linear", "adapter"])
+def test_a_target_in_half_precision_is_calibrated_as_it_is_saved(pair, kind, tmp_path, run_json):
+    """`--dtype auto` is the default, and most checkpoints are in bfloat16; heads are in float32 on disk."""
+    for each in (copy.deepcopy(pair.model).to(torch.bfloat16), pair.tokenizer):
+        each.save_pretrained(tmp_path / "half")
+    data = tmp_path / "prompts.txt"
+    data.write_text("w1 w4 w2\nw5 w8 w6\n")
+    options = ["calibrate", "self-draft", "--target", tmp_path / "half", "--data", data, "--max-new-tokens", 8]
+    if kind is not None:
+        heads = ExitHeads(ExitHeadsConfig(kind, [1, 3], hidden_size=pair.model.config.hidden_size))
+        heads.save_pretrained(tmp_path / "heads")
+        options += ["--exit-heads", tmp_path / "heads"]
+    found = run_json(*options)
+    assert found["num_texts"] == 2
+    assert found["tokens_per_round"] >= 1
 
 
 def test_what_cannot_be_replayed_is_said_before_it_is_measured(pair, tmp_path, run, monkeypatch):
