@@ -15,9 +15,7 @@ from hf_specdec.cli.texts import encode_prompt, read_texts
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from hf_specdec.training.exit_heads import ExitTrace, LayerCosts, Observer, Replayed
+    from hf_specdec.training.exit_heads import ExitTrace, LayerCosts, Replayed
 
 
 __all__ = ["self_draft"]
@@ -64,6 +62,7 @@ def self_draft(
 ) -> None:
     """Find exits, annealing, threshold, depth and width by replaying what exits say along the model's own answers."""
     from hf_specdec import DraftVocabulary, SelfDraftConfig
+    from hf_specdec.cli.self_draft_costs import measure_layer_costs
     from hf_specdec.loading import load_exit_heads
     from hf_specdec.training.exit_heads import FEWEST_EXITS, Observer, best_policy, trace_exits
 
@@ -95,7 +94,7 @@ def self_draft(
                 "no answer was long enough to draft in: give other prompts, or raise --max-new-tokens above "
                 f"{max_new_tokens}"
             )
-        costs = _costs(models.target, observer, heads)
+        costs = measure_layer_costs(models.target, observer, heads)
         best = best_policy(traces, observer.exits, depth, costs)
         parts = _ablation(traces, observer.exits, depth, costs) if ablation else None
     config = SelfDraftConfig(**vars(best.policy), exit_heads=exit_heads, draft_vocabulary=vocabulary)
@@ -144,43 +143,6 @@ def _answer(target: Any, prompt: list[int], max_new_tokens: int) -> Any:
     return Text(tuple(tokens), len(prompt)) if len(tokens) > max(len(prompt) + 1, 2) else None
 
 
-def _costs(target: Any, observer: Observer, heads: Any) -> LayerCosts:
-    from hf_specdec.bench.costs import measure_costs
-    from hf_specdec.training.exit_heads import LayerCosts, Observer
-
-    passes = measure_costs(target, None, prefix_length=64, widest=5)
-    step = passes.target[1]
-    # An exit costs what the model costs without its layers, and less where it scores a draft vocabulary only.
-    whole = min(_head_seconds(target, Observer(target, observer.exits)), 0.9 * step)
-    head = whole if observer.vocabulary is None else min(_head_seconds(target, observer), whole)
-    fitted = 0.0 if heads is None else _seconds(target, lambda states: heads(states, layer=observer.exits[0]))
-    return LayerCosts((step - whole) / len(observer.layers), fitted + head, step, max(0.0, passes.v(4) - 1) / 4)
-
-
-def _head_seconds(target: Any, observer: Observer) -> float:
-    """Seconds from one hidden state to its logits."""
-    return _seconds(target, observer.readout)
-
-
-def _seconds(target: Any, read: Callable[[Any], Any]) -> float:
-    """Seconds of reading one hidden state."""
-    import statistics
-    import time
-
-    import torch
-
-    from hf_specdec.placement import device_of
-
-    states = torch.zeros(1, 1, target.config.get_text_config(decoder=True).hidden_size, device=device_of(target))
-    states, seconds = states.to(target.dtype), []
-    with torch.no_grad():
-        for _ in range(9):
-            started = time.perf_counter()
-            read(states).sum().item()
-            seconds.append(time.perf_counter() - started)
-    return statistics.median(seconds)
-
-
 def _ablation(traces: list[ExitTrace], exits: tuple[int, ...], depth: int, costs: LayerCosts) -> dict[str, Any]:
     from hf_specdec.training.exit_heads import ablate, precision_at_coverage
 
@@ -218,9 +180,10 @@ def _print(best: Replayed, costs: LayerCosts) -> None:
         f"predicted: {best.speed_up:.2f}x plain decoding, {best.tokens_per_round:.2f} tokens per round, "
         f"{best.acceptance:.0%} of drafts accepted"
     )
+    exits = ", ".join(f"{1000 * costs.heads[depth]:.1f} ms after {depth} layers" for depth in policy.exit_layers or ())
     typer.echo(
-        f"measured here: a step {1000 * costs.step:.1f} ms, a layer {1000 * costs.layer:.2f} ms, an exit "
-        f"{1000 * costs.head:.1f} ms, each further token of a pass {costs.row:.0%} of a step"
+        f"measured here: a step {1000 * costs.step:.1f} ms, a layer {1000 * costs.layer:.2f} ms, an exit {exits}, "
+        f"each further token of a pass {costs.row:.0%} of a step"
     )
     if best.speed_up < _LEAST_GAIN:
         typer.echo(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from itertools import combinations, product
 from typing import Any, final
 
@@ -44,19 +44,38 @@ class LayerCosts:
 
     Args:
         layer (`float`): One layer for one token.
-        head (`float`): One exit: its fitted head if there is one, norm and LM head.
+        heads (`dict[int, float]`): By exit layer, asking it for one token: its fitted head if there is one, norm and LM head.
         step (`float`): A whole plain step.
         row (`float`): What each further token adds to a pass, as a share of the step.
+        catch_up (`dict[int, float]`): By exit layer, what an adapter takes for each column that it reads beside the newest one;
+            nothing for heads that read no context.
+
+    Raises:
+        [`InvalidConfigError`]: If there is no exit, or a number is out of range.
     """
 
     layer: float
-    head: float
+    heads: Mapping[int, float]
     step: float
     row: float
+    catch_up: Mapping[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if min(self.layer, self.head, self.step) <= 0 or self.row < 0:
-            raise InvalidConfigError(f"seconds must be above 0 and row at least 0, got {self}")
+        if not self.heads or min(self.layer, self.step, *self.heads.values()) <= 0:
+            raise InvalidConfigError(f"there must be exits, and seconds of layers, exits and steps above 0, got {self}")
+        if min(self.row, *self.catch_up.values(), 0.0) < 0:
+            raise InvalidConfigError(f"row and catch_up must be at least 0, got {self}")
+
+    def of_exits(self, exits: Sequence[int], layers: int) -> tuple[float, float]:
+        """Seconds of asking those of `exits` that a token comes to in `layers` layers, and of what those above them then lack.
+
+        Raises:
+            [`InvalidConfigError`]: If an exit was not measured.
+        """
+        if unknown := [each for each in exits if each not in self.heads]:
+            raise InvalidConfigError(f"there are no costs of the exits {unknown}, only of {sorted(self.heads)}")
+        asked = sum(self.heads[each] for each in exits if each <= layers)
+        return asked, sum(self.catch_up.get(each, 0.0) for each in exits if each > layers)
 
 
 @dataclass(frozen=True)
@@ -107,7 +126,8 @@ def trace_exits(
 
 def replay(traces: Sequence[ExitTrace], policy: ExitPolicy, num_layers: int, costs: LayerCosts) -> Replayed:
     """Runs the rounds of a policy along the traces. Exact for what is accepted; what a round drafts after a wrong token is
-    taken to be as sure as what the text says there, and costs as much.
+    taken to be as sure as what the text says there, and costs as much. An adapter reads the columns of the text that left
+    below its exit later, many at a time.
 
     Args:
         traces (`Sequence[ExitTrace]`): Traces with the policy's exit layers and annealing.
@@ -116,6 +136,7 @@ def replay(traces: Sequence[ExitTrace], policy: ExitPolicy, num_layers: int, cos
         costs ([`LayerCosts`]): What layers, heads and steps cost.
     """
     exits = policy.exits_of(num_layers)
+    prices = {layers: costs.of_exits(exits, layers) for layers in (0, *exits, num_layers)}
     rounds = verified = accepted = 0
     seconds = 0.0
     for trace in traces:
@@ -127,7 +148,9 @@ def replay(traces: Sequence[ExitTrace], policy: ExitPolicy, num_layers: int, cos
             drafted = drafted[: drafted.index(0)] if is_hard else drafted
             hits = right[at : at + len(drafted)]
             hits = hits[: hits.index(False)] if False in hits else hits
-            seconds += _round_seconds(drafted, exits, is_hard, num_layers, costs)
+            asked = [*drafted, *[num_layers] * is_hard]
+            seconds += sum(prices[layers][0] for layers in asked) + _layer_seconds(drafted, costs)
+            seconds += sum(prices[layers][1] for layers in [*asked, 0][: len(hits) + 1])
             rounds, accepted = rounds + 1, accepted + len(hits)
             verified += min(len(hits) + 1, len(drafted))
             at += len(hits) + 1
@@ -137,14 +160,11 @@ def replay(traces: Sequence[ExitTrace], policy: ExitPolicy, num_layers: int, cos
     )
 
 
-def _round_seconds(
-    drafted: list[int], exits: tuple[int, ...], is_hard: bool, num_layers: int, costs: LayerCosts
-) -> float:
+def _layer_seconds(drafted: list[int], costs: LayerCosts) -> float:
     """What the drafts took below their exits, and a pass for the newest token, which a hard one has begun already; above the
     exits it takes the others along."""
-    asked = sum(exits.index(depth) + 1 for depth in drafted) + len(exits) * is_hard
     taken_along = costs.row * len(drafted) * (costs.step - costs.layer * min(drafted, default=0))
-    return costs.layer * sum(drafted) + costs.head * asked + costs.step + taken_along
+    return costs.layer * sum(drafted) + costs.step + taken_along
 
 
 def _exits(trace: ExitTrace, policy: ExitPolicy, layers: tuple[int, ...]) -> tuple[list[int], list[bool]]:

@@ -7,7 +7,7 @@ from hf_specdec import InvalidConfigError
 from hf_specdec.training.exit_heads import ExitTrace, LayerCosts, ablate, precision_at_coverage
 
 
-COSTS = LayerCosts(layer=1.0, head=0.1, step=10.0, row=0.02)
+COSTS = LayerCosts(layer=1.0, heads=dict.fromkeys((2, 4, 9), 0.1), step=10.0, row=0.02)
 
 
 def trace_of(

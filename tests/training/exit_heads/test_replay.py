@@ -11,7 +11,7 @@ from tests.families import FAMILIES
 from tests.toys import prompts, tiny_llama
 
 
-COSTS = LayerCosts(layer=1.0, head=0.5, step=10.5, row=0.1)
+COSTS = LayerCosts(layer=1.0, heads=dict.fromkeys((2, 4, 5), 0.5), step=10.5, row=0.1)
 
 
 def test_a_trace_replayed_by_hand():
@@ -26,6 +26,22 @@ def test_a_trace_replayed_by_hand():
     drafting = (3 * 2 + 2 * 2) * 1.0 + 6 * 0.5  # a hard token costs its exit alone: it is the newest one of its pass
     verifying = 3 * 10.5 + 8.5 * (0.3 + 0.2)
     assert found.speed_up == pytest.approx(7 * 10.5 / (drafting + verifying))
+
+
+def test_each_exit_has_its_price_and_an_adapter_reads_what_left_below_it():
+    leaves, right = [2, 4, 2, 0, 2, 2], torch.tensor([True, True, False, True, True, True])
+    sure = {2: [0.9 if depth == 2 else 0.1 for depth in leaves], 4: [0.9 if depth else 0.1 for depth in leaves]}
+    trace = ExitTrace({2: right, 4: right}, {(depth, 0.0): torch.tensor(each) for depth, each in sure.items()})
+    costs = LayerCosts(layer=1.0, heads={2: 0.5, 4: 0.75}, step=10.5, row=0.1, catch_up={2: 0.1, 4: 0.2})
+    policy = ExitPolicy(exit_layers=(2, 4), annealing=0.0, confidence_threshold=0.5, max_width=3)
+    found = replay([trace], policy, 10, costs)
+    # Rounds: drafts after 2, 4 and 2 layers, the third one wrong; a hard token; drafts after 2 and 2 layers.
+    layers = (2 + 4 + 2) + (2 + 2) + 3 * 10.5 + 0.1 * (3 + 2) * (10.5 - 2)
+    asked = (3 * 0.5 + 0.75) + (0.5 + 0.75) + 2 * 0.5
+    # The adapter after 4 layers lacks what left after 2, and both lack the last draft, which nobody was asked about; the
+    # wrong draft of the first round left before it and is nobody's.
+    lacking = 2 * 0.2 + (2 * 0.2 + (0.1 + 0.2))
+    assert found.speed_up == pytest.approx(7 * 10.5 / (layers + asked + lacking))
 
 
 def test_it_foretells_the_rounds_of_a_run():
@@ -96,5 +112,15 @@ def test_the_best_policy_pays_where_exits_are_right_and_not_where_they_are_wrong
     assert best_policy([ExitTrace({2: ~right}, sure)], [2], 10, COSTS).speed_up < 1
     with pytest.raises(InvalidConfigError, match="no texts"):
         best_policy([], [2], 10, COSTS)
-    with pytest.raises(InvalidConfigError, match="above 0"):
-        LayerCosts(layer=0.0, head=1.0, step=1.0, row=0.0)
+
+
+def test_costs_out_of_range_and_exits_without_any_are_refused():
+    good = {"layer": 1.0, "heads": {2: 1.0}, "step": 1.0, "row": 0.0}
+    for wrong in ({"layer": 0.0}, {"heads": {}}, {"heads": {2: 0.0}}, {"step": 0.0}):
+        with pytest.raises(InvalidConfigError, match="above 0"):
+            LayerCosts(**good | wrong)
+    for wrong in ({"row": -0.1}, {"catch_up": {2: -0.1}}):
+        with pytest.raises(InvalidConfigError, match="at least 0"):
+            LayerCosts(**good | wrong)
+    with pytest.raises(InvalidConfigError, match=r"no costs of the exits \[3\], only of \[2\]"):
+        LayerCosts(**good).of_exits((2, 3), 2)
