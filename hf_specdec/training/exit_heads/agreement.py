@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from hf_specdec.networks.exit_heads import ExitHeads
+from hf_specdec.training.exit_heads.held_out import HeldOut
 from hf_specdec.training.exit_heads.observing import Observer
 from hf_specdec.training.texts import Text
 
 
-__all__ = ["ExitAgreement", "measure_agreement"]
+__all__ = ["ExitAgreement", "agreement_along", "measure_agreement"]
 
 _THRESHOLDS = (0.5, 0.7, 0.9)
 
@@ -40,22 +41,30 @@ class ExitAgreement:
         return asdict(self)
 
 
-@torch.no_grad()
 def measure_agreement(observer: Observer, heads: ExitHeads | None, texts: Sequence[Text]) -> dict[int, ExitAgreement]:
     """The agreement of each exit of an observer; of raw exits where there are no heads."""
+    return agreement_along(HeldOut(observer, texts, most_bytes=0), heads)
+
+
+@torch.no_grad()
+def agreement_along(held_out: HeldOut, heads: ExitHeads | None) -> dict[int, ExitAgreement]:
+    """The same along texts that are kept from one evaluation to the next.
+
+    Args:
+        held_out ([`HeldOut`]): The texts; each exit of its observer is judged.
+        heads ([`ExitHeads`], *optional*): Heads; raw exits without them.
+    """
+    observer = held_out.observer
     found: dict[int, list[Tensor]] = {depth: [] for depth in observer.exits}
-    for text in texts:
-        seen = observer.observe(text, whole=True)
-        best, ids = seen.logits.argmax(-1), observer.vocabulary
-        final = seen.logits if ids is None else seen.logits[..., ids.to(seen.logits.device)]
-        for depth in observer.exits:
-            states = seen.states[depth]
-            states = states if heads is None else heads(states.to(heads.device, heads.dtype), layer=depth)
-            law = observer.readout(states[:, seen.first :]).log_softmax(-1)
-            guess = observer.ids_of(law.argmax(-1))
-            p = final.log_softmax(-1)
-            divergence = (p.exp() * (p - law)).sum(-1)
-            found[depth].append(torch.stack([law.max(-1).values.exp(), (guess == best).float(), divergence], -1)[0])
+    for seen in held_out:
+        wanted = observer.readout(seen.final).log_softmax(-1)
+        best = seen.best.to(wanted.device)
+        for depth, states in seen.states.items():
+            mapped = states if heads is None else heads(states.to(heads.device, heads.dtype), layer=depth)
+            law = observer.readout(mapped[:, -seen.final.shape[1] :]).log_softmax(-1)
+            right = observer.ids_of(law.argmax(-1)) == best
+            divergence = (wanted.exp() * (wanted - law)).sum(-1)
+            found[depth].append(torch.stack([law.max(-1).values.exp(), right.float(), divergence], -1)[0])
     return {depth: _summary(torch.cat(rows)) for depth, rows in found.items()}
 
 

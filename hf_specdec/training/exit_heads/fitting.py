@@ -15,8 +15,9 @@ from hf_specdec.errors import InvalidConfigError
 from hf_specdec.files import write_at_once
 from hf_specdec.networks.exit_heads import ExitHeads
 from hf_specdec.training.checkpoints import latest_checkpoint
-from hf_specdec.training.exit_heads.agreement import measure_agreement
+from hf_specdec.training.exit_heads.agreement import agreement_along
 from hf_specdec.training.exit_heads.distilling import distil
+from hf_specdec.training.exit_heads.held_out import HeldOut
 from hf_specdec.training.exit_heads.observing import Observer, num_positions
 from hf_specdec.training.exit_heads.options import FitLog, FitOptions
 from hf_specdec.training.exit_heads.ridge import fit_maps
@@ -53,7 +54,8 @@ def fit_exit_heads(
         texts (`Sequence[Text]`): What is fitted to.
         exits (`Sequence[int]`): Numbers of layers after which a head sits, by depth.
         options ([`FitOptions`]): Kind, length and pace.
-        held_out (`Sequence[Text]`): Texts that evaluate.
+        held_out (`Sequence[Text]`): Texts that evaluate. What the target shows of them is kept in memory, up to 1 GiB:
+            `(exits + 1) * hidden_size` numbers of its dtype a token.
         tokenizer (`PreTrainedTokenizerBase`, *optional*): The target's, whose hash the heads then carry.
         vocabulary ([`DraftVocabulary`], *optional*): Ids on which the laws are compared, for drafts from these alone.
         out (`Path`, *optional*): Where the heads are saved, at each checkpoint too, with what is needed to go on.
@@ -70,12 +72,12 @@ def fit_exit_heads(
     kind = "adapter" if options.kind == "adapter" else "linear"
     heads = ExitHeads.for_target(target, kind, exits, tokenizer, vocabulary)
     observer = Observer(target, exits, None if vocabulary is None else vocabulary.token_ids)
-
+    evaluates = HeldOut(observer, held_out)
     if out is not None:
         _keep_identity(out, resume, texts, vocabulary, heads.config.target_weights)
 
     def keep(num_tokens: int, stage: str = "kl") -> dict[str, Any]:
-        heads.config.figures = _figures(observer, heads, held_out, num_tokens)
+        heads.config.figures = _figures(evaluates, heads, num_tokens)
         if out is not None:
             heads.save_pretrained(out)
             _add_to_curve(out / CURVE, {"stage": stage, **heads.config.figures})
@@ -151,10 +153,10 @@ def _plan(texts: Sequence[Text], options: FitOptions) -> list[list[Text]]:
     return plan
 
 
-def _figures(observer: Observer, heads: ExitHeads, held_out: Sequence[Text], num_tokens: int) -> dict[str, Any]:
+def _figures(held_out: HeldOut, heads: ExitHeads, num_tokens: int) -> dict[str, Any]:
     figures: dict[str, Any] = {"num_tokens": num_tokens}
-    if held_out:
-        found = measure_agreement(observer, heads, held_out)
+    if held_out.texts:
+        found = agreement_along(held_out, heads)
         figures["num_held_out_tokens"] = next(iter(found.values())).num_tokens
         figures["agreement"] = {str(depth): each.to_dict() for depth, each in found.items()}
     return figures

@@ -102,7 +102,7 @@ class Observer:
         if self._returns_tuple is None:
             self.observe(Text((0, 0, 0), 0))
         ids = torch.zeros(states.shape[:2], dtype=torch.long, device=device_of(self.target))
-        states = states.to(self.target.dtype)
+        states = states.to(ids.device, self.target.dtype)
         result = (states,) if self._returns_tuple else states
         with _replaced(self.layers, result):
             logits: Tensor = self.reader(input_ids=ids, use_cache=False).logits.float()

@@ -22,6 +22,7 @@ from hf_specdec.layered_lm import LayeredLM
 from hf_specdec.training.checkpoints import latest_checkpoint
 from hf_specdec.training.exit_heads import (
     FitOptions,
+    HeldOut,
     NormalEquations,
     Observer,
     fit_exit_heads,
@@ -152,6 +153,38 @@ def test_fitting_helps_and_leaves_the_target_alone(model, texts, kind):
     assert all(torch.equal(before[2][name], value) for name, value in after[2].items())
     assert [before[3], before[4]] == [after[3], after[4]]
     assert [parameter.requires_grad for parameter in model.parameters()] == grads
+
+
+def test_evaluations_read_the_target_once(model, texts, monkeypatch):
+    """They go on from its states, however many there are, and say the same as reading it anew."""
+    read, original = [], Observer.observe
+
+    def observe(observer, text, *, whole=False):
+        if whole:
+            read.append(text)
+        return original(observer, text, whole=whole)
+
+    monkeypatch.setattr(Observer, "observe", observe)
+    logs, vocabulary = [], DraftVocabulary(tuple(range(4, 64)), 64)
+    given = {"held_out": texts[20:], "vocabulary": vocabulary, "on_step": logs.append}
+    heads = fit_exit_heads(model, texts[:20], EXITS, options("linear+kl", save_every=2), **given)
+    assert sum(bool(log.evaluation) for log in logs) > 2
+    assert read == texts[20:]
+    anew = measure_agreement(Observer(model, EXITS, vocabulary.token_ids), heads, texts[20:])
+    assert heads.config.figures["agreement"] == {str(depth): each.to_dict() for depth, each in anew.items()}
+
+
+def test_texts_beyond_the_memory_for_them_are_read_anew(model, texts):
+    observer = Observer(model, EXITS)
+    first, second = list(HeldOut(observer, texts[:2]))
+    held_out = HeldOut(observer, texts[:2], most_bytes=first.num_bytes)
+    for _ in range(2):
+        assert [torch.equal(a.final, b.final) for a, b in zip(held_out, (first, second), strict=True)] == [True, True]
+    one, two = (list(held_out) for _ in range(2))
+    assert one[0] is two[0]
+    assert one[1] is not two[1]
+    columns, positions = len(texts[0].tokens), first.final.shape[1]
+    assert first.num_bytes == 32 * 4 * (2 * columns + positions) + 8 * positions
 
 
 class StopError(Exception):
