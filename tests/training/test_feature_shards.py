@@ -50,7 +50,10 @@ def test_batches_are_observed_ones_without_a_pass_of_the_target(tmp_path, family
     assert torch.equal(found.loss_mask, observed.loss_mask)
     for row, text in enumerate(texts[:3]):
         columns = len(text.tokens)
-        torch.testing.assert_close(found.features[row, :columns], observed.features[row, :columns])
+        # Alone and in a batch a text's states differ by rounding.
+        torch.testing.assert_close(
+            found.features[row, :columns], observed.features[row, :columns], rtol=1e-4, atol=1e-4
+        )
         torch.testing.assert_close(found.logits[row, :columns], observed.logits[row, :columns])
 
 
