@@ -16,7 +16,7 @@ from hf_specdec.bench.runner import Row
 from hf_specdec.files import write_at_once
 
 
-__all__ = ["markdown", "plain", "report_paths", "table", "versions", "write_report"]
+__all__ = ["markdown", "report_paths", "table", "told", "versions", "write_report"]
 
 _SUFFIXES = (".json", ".md", ".png")
 
@@ -97,16 +97,20 @@ def markdown(summary: dict[str, dict[str, dict[str, Any]]], environment: dict[st
         for name, figures in arms.items():
             if counts := figures.get("events"):
                 parts += [f"`{name}`: {', '.join(f'{key} {value}' for key, value in counts.items())}", ""]
-    parts += ["## Measured with", ""] + [line for key, value in environment.items() for line in _told(key, value)]
+    parts += ["## Measured with", "", *told(environment)]
     return "\n".join(parts) + "\n"
 
 
-def _told(key: str, value: Any) -> list[str]:
-    """An entry of an environment as a list item; what is long stands in items of its own."""
-    text = f"- {key}: {plain(value)}"
-    if not isinstance(value, dict) or len(text) <= _LONG:
-        return [text]
-    return [f"- {key}:", *(f"  - {name}: {plain(each)}" for name, each in value.items())]
+def told(environment: dict[str, Any]) -> list[str]:
+    """The entries of an environment as list items; what a long one holds stands in items of its own."""
+    lines = []
+    for key, value in environment.items():
+        text = f"- {key}: {_plain(value)}"
+        if isinstance(value, dict) and len(text) > _LONG:
+            lines += [f"- {key}:", *(f"  - {name}: {_plain(each)}" for name, each in value.items())]
+        else:
+            lines.append(text)
+    return lines
 
 
 def table(arms: dict[str, dict[str, Any]]) -> str:
@@ -143,8 +147,8 @@ def _positions(arms: dict[str, dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def plain(value: Any) -> str:
+def _plain(value: Any) -> str:
     """A value of an environment as text."""
     if isinstance(value, dict):
-        return ", ".join(f"{key} {plain(each)}" for key, each in value.items())
+        return ", ".join(f"{key} {_plain(each)}" for key, each in value.items())
     return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hf_specdec.bench.report import plain
+from hf_specdec.bench.report import told
 from hf_specdec.errors import InvalidConfigError
 from hf_specdec.files import write_at_once
 from hf_specdec.quality.plots import draw_speed
@@ -107,7 +107,7 @@ def markdown(joint: dict[str, dict[str, Any]], notes: Sequence[str] = ()) -> str
     lines += ["", *(f"- {note}" for note in notes)] if notes else []
     for name in summaries:
         about = joint["settings"][name] | joint["environment"][name]
-        lines += ["", f"## {name} was measured with", "", *(f"- {key}: {plain(value)}" for key, value in about.items())]
+        lines += ["", f"## {name} was measured with", "", *told(about)]
     return "\n".join(lines) + "\n"
 
 

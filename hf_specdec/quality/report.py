@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from hf_specdec.bench.report import plain
+from hf_specdec.bench.report import told
 from hf_specdec.files import write_at_once
 from hf_specdec.quality.plots import plot
 from hf_specdec.quality.rows import Batch
@@ -62,7 +62,7 @@ def write_report(
 def markdown(summary: dict[str, dict[str, Any]], environment: dict[str, Any], settings: dict[str, Any]) -> str:
     """The tables, and below them what they were measured with."""
     lines = [f"## {_title(summary, settings)}", "", tables(summary), "", "## Measured with", ""]
-    lines += [f"- {key}: {plain(value)}" for key, value in (settings | environment).items()]
+    lines += told(settings | environment)
     return "\n".join(lines) + "\n"
 
 
