@@ -160,21 +160,27 @@ class GoodputSchedule:
         shows_pace = paces_itself and round_.num_read <= _LATEST
         if shows_pace:
             self._learn_pace(round_, weights, costs)
-        judged = {kind for kind in lengths if kind != self._kind or not paces_itself}
-        for kind in sorted(judged | {self._kind} if shows_pace else judged):
+        judged = {*lengths}
+        if paces_itself:
+            judged.discard(self._kind)
+        if shows_pace:
+            judged.add(self._kind)
+        for kind in sorted(judged):
             self._judge(kind, costs)
         if self._num_rows <= self._judged_rows // 2:
             # What did not pay for many rows may pay for few.
             self._judged_rows = self._num_rows
             for record in self._records.values():
                 record.wake(self.num_rounds)
-            self._pace = self._pace and OwnPace(self.costs().pass_seconds(1), self.controller.memory)
+            self._pace = self._pace and self._new_pace(self.costs())
+
+    def _new_pace(self, costs: CostTable) -> OwnPace:
+        return OwnPace(costs.pass_seconds(1), self.controller.memory)
 
     def _learn_pace(self, round_: Round, weights: Tensor, costs: CostTable) -> None:
         """Notes a round of a drafter that decides itself how far it goes, without what n-gram matches brought to it."""
         assert round_.num_attempted is not None
-        if self._pace is None:
-            self._pace = OwnPace(costs.pass_seconds(1), self.controller.memory)
+        self._pace = self._pace or self._new_pace(costs)
         own = torch.tensor([sum(n for kind, n in row if not is_free(kind)) for row in round_.kinds])
         accepted = torch.minimum(own, round_.num_accepted.cpu())
         asked = weights * (round_.num_attempted > 0)
@@ -239,7 +245,7 @@ class GoodputSchedule:
         record = self._record(kind)
         if record.rests(self.num_rounds):
             return None
-        if self._goes_at_own_pace(kind):
+        if self._pace_of(kind) is not None:
             return record.rates()
         if record.resume_at is not None:
             return self._trial(kind, (_CERTAIN,) * self.controller.longest, costs)
@@ -264,11 +270,10 @@ class GoodputSchedule:
         elif record.resume_at is not None or not self._pays(kind, record.rates(self.controller.patience), costs):
             record.rest(self.num_rounds)
 
-    def _goes_at_own_pace(self, kind: str) -> bool:
-        return self._pace is not None and kind == self._kind
+    def _pace_of(self, kind: str) -> OwnPace | None:
+        return self._pace if kind == self._kind else None
 
     def _pays(self, kind: str, rates: tuple[float, ...], costs: CostTable) -> bool:
-        if self._pace is not None and kind == self._kind:
-            plain = costs.pass_seconds(1)
-            return self._pace.tokens(self.controller.patience) * plain > self._pace.seconds
+        if (pace := self._pace_of(kind)) is not None:
+            return pace.tokens(self.controller.patience) * costs.pass_seconds(1) > pace.seconds
         return GoodputForecast(costs, {kind: rates}, kind, self.controller.longest).length > 0

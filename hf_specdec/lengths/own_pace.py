@@ -40,9 +40,11 @@ class OwnPace:
 
     def observe(self, tokens: float, seconds: float) -> None:
         """Learns from a round that yielded `tokens` per row, its correction or bonus included."""
-        seconds = min(seconds, max(_STRAY * self.seconds, _STRAY * self.plain))
-        for name, value in (("_rounds", 1.0), ("_tokens", tokens), ("_squares", tokens**2), ("_seconds", seconds)):
-            setattr(self, name, getattr(self, name) * self.memory + value)
+        seconds = min(seconds, _STRAY * max(self.seconds, self.plain))
+        self._rounds = self._rounds * self.memory + 1.0
+        self._tokens = self._tokens * self.memory + tokens
+        self._squares = self._squares * self.memory + tokens**2
+        self._seconds = self._seconds * self.memory + seconds
 
     @property
     def seconds(self) -> float:
