@@ -61,13 +61,16 @@ def self_draft(
     debug: opt.Debug = False,
 ) -> None:
     """Find exits, annealing, threshold, depth and width by replaying what exits say along the model's own answers."""
-    from hf_specdec import DraftVocabulary, SelfDraftConfig
+    from hf_specdec import DraftVocabulary, ExitHeadsConfig, SelfDraftConfig
     from hf_specdec.cli.self_draft_costs import measure_layer_costs
     from hf_specdec.loading import load_exit_heads
     from hf_specdec.training.exit_heads import FEWEST_EXITS, Observer, best_policy, trace_exits
 
     prompts = read_texts(data, field, limit)
     kept = None if vocabulary is None else DraftVocabulary.load(vocabulary)
+    if exit_heads is not None:
+        with quiet():
+            ExitHeadsConfig.from_pretrained(exit_heads)  # a wrong name is said before the target is loaded
     models = load_models(target, None, dtype=dtype)
     with quiet():
         heads = None if exit_heads is None else load_exit_heads(exit_heads, models.target)
