@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from transformers import DynamicCache
 
 import hf_specdec
 from hf_specdec import (
@@ -17,6 +18,7 @@ from hf_specdec import (
     UnsupportedModelError,
     verify_lossless,
 )
+from hf_specdec._compat import CACHE_KEY
 from hf_specdec.drafters import ExitPolicy, SelfDrafter
 from tests.drafters.self_drafting import (
     CONFIG,
@@ -30,7 +32,7 @@ from tests.drafters.self_drafting import (
     wanders,
 )
 from tests.drafters.test_stock_loop import settings_of, with_drafter
-from tests.toys import noisy_copy, state_of, tiny_llama
+from tests.toys import noisy_copy, prompts, state_of, tiny_llama
 
 
 @pytest.fixture(scope="module")
@@ -238,6 +240,29 @@ def test_an_adapter_drafts_between_what_others_write(model, more, batch_size):
     if more == {"length": "auto"}:
         sources = [each.num_attempted is not None and bool((each.num_attempted > 0).any()) for each in rounds[1:]]
         assert set(sources) == {True, False}, "some rounds are plain and some are drafted in"
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize("length", [3, "auto"])
+@pytest.mark.parametrize("drafting", ["auto", "hybrid"])
+def test_an_adapter_drafts_over_a_cache_of_the_users_own(model, drafting, length, batch_size):
+    """An empty one, and one that holds part of the text, whose hidden states the adapter has never seen."""
+    heads = ExitHeads.for_target(model, "adapter", EXITS)
+    config = SelfDraftConfig(
+        exit_layers=EXITS, confidence_threshold=0.1, length=length, drafting=drafting, on_drafter_error="raise"
+    )
+    asked = {"max_new_tokens": TOKENS, "do_sample": False, "pad_token_id": 0, "return_dict_in_generate": True}
+    given, reference = prompts(batch_size), decode(model, batch_size, None).sequences
+    for held in (0, 5):
+        cache = DynamicCache(config=model.config)
+        if held:
+            begun = {name: each[:, :held] for name, each in given.items()}
+            positions = (begun["attention_mask"].cumsum(-1) - 1).clamp(min=0)
+            model(**begun, position_ids=positions, use_cache=True, **{CACHE_KEY: cache})
+        out = model.generate(**given, **asked, **{CACHE_KEY: cache}, speculative_config=config, assistant_model=heads)
+        assert torch.equal(out.sequences, reference)
+        assert out.speculative_stats.events["exit_depths"]
+        assert cache.get_seq_length() == reference.shape[1] - 1
 
 
 def test_heads_by_path_serve_any_config(model, tmp_path):
