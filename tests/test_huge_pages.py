@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from hf_specdec import load_model, pack_linears
+from hf_specdec import ExitHeads, load_model, pack_linears
 from hf_specdec.huge_pages import use_huge_pages
-from hf_specdec.loading import load_assistant
+from hf_specdec.loading import load_assistant, load_exit_heads
 from tests.networks import drafter_for, small_target
 from tests.toys import tiny_llama
 
@@ -96,3 +96,11 @@ def test_a_network_goes_where_its_target_is(tmp_path, monkeypatch):
     monkeypatch.setattr("hf_specdec.loading.use_huge_pages", asked.append)
     network = load_assistant(tmp_path, target)
     assert asked == [network]
+
+
+def test_exit_heads_go_where_their_target_is(tmp_path, monkeypatch):
+    target, asked = tiny_llama(), []
+    ExitHeads.for_target(target, "linear", [1]).save_pretrained(tmp_path)
+    monkeypatch.setattr("hf_specdec.loading.use_huge_pages", asked.append)
+    heads = load_exit_heads(tmp_path, target)
+    assert asked == [heads]

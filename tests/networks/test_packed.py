@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hf_specdec import RCSDConfig, TreeShape, linear, pack_linears
+from hf_specdec import ExitHeads, RCSDConfig, SelfDraftConfig, TreeShape, linear, pack_linears
 from hf_specdec.linear import PackedLinear, packing_problem
 from hf_specdec.loading import load_assistant
 from hf_specdec.networks import AutoDrafter
@@ -51,3 +51,24 @@ def test_a_loaded_network_is_packed_too_and_no_weight_is_unpacked_to_draft(packe
     assert out.speculative_stats.num_draft_tokens > 0
     assert unpacked == []
     assert torch.equal(out.sequences, small_target().generate(**prompts(), **OPTIONS))
+
+
+@pytest.mark.parametrize("kind", ["linear", "adapter"])
+def test_loaded_exit_heads_are_packed_where_their_target_is(packed, kind, tmp_path):
+    ExitHeads.for_target(packed, kind, [1]).save_pretrained(tmp_path)
+    heads = load_assistant(tmp_path, packed)
+    assert any(isinstance(module, PackedLinear) for module in heads.modules())
+    assert not any(isinstance(module, PackedLinear) for module in load_assistant(tmp_path, small_target()).modules())
+    own = ExitHeads.for_target(packed, kind, [1])
+    config = {"confidence_threshold": 0.0, "length": 2, "on_drafter_error": "raise"}
+    for assistant, options in ((heads, {}), (own, {}), (None, {"exit_heads": str(tmp_path)})):
+        out = packed.generate(
+            **prompts(),
+            **OPTIONS,
+            assistant_model=assistant,
+            speculative_config=SelfDraftConfig(**config, **options),
+            return_dict_in_generate=True,
+        )
+        assert out.speculative_stats.num_draft_tokens > 0
+        assert torch.equal(out.sequences, small_target().generate(**prompts(), **OPTIONS))
+    assert not any(isinstance(module, PackedLinear) for module in own.modules()), "heads in memory stay as they are"
