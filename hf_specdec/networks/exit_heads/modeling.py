@@ -19,6 +19,7 @@ from hf_specdec.layer_gate import find_layers
 from hf_specdec.networks.exit_heads.adapter import ExitAdapter
 from hf_specdec.networks.exit_heads.card import CARD, render_card
 from hf_specdec.networks.exit_heads.configuration import ExitHeadsConfig
+from hf_specdec.networks.exit_heads.warm_start import activation_of, start_as_layers
 from hf_specdec.networks.fresh import layer_options
 from hf_specdec.networks.target import TargetIdentity
 from hf_specdec.placement import device_of
@@ -69,8 +70,8 @@ class ExitHeads(PreTrainedModel):
     ) -> ExitHeads:
         """Unfitted heads in float32, with the target's fingerprint.
 
-        An adapter's layer starts as a copy of the target's next layer, where that has the same parameters (ours); elsewhere it
-        starts as the identity.
+        An adapter's layer starts as a copy of the target's next layer, where that has the same parameters and the copy gives
+        the layer's hidden states of some tokens (ours); elsewhere it starts as the identity.
 
         Args:
             target (`PreTrainedModel`): The target; nothing of it is changed.
@@ -89,7 +90,8 @@ class ExitHeads(PreTrainedModel):
             )
         config, identity = inner.config.get_text_config(decoder=True), TargetIdentity.of(inner, tokenizer)
         bias, qk_norm = (f"self_attn.{name}" in layers[0].state_dict() for name in ("q_proj.bias", "q_norm.weight"))
-        shape = layer_options(config) | {"attention_bias": bias, "qk_norm": qk_norm} if kind == "adapter" else None
+        own = {"attention_bias": bias, "qk_norm": qk_norm, "hidden_act": activation_of(config)}
+        shape = layer_options(config) | own if kind == "adapter" else None
         options: dict[str, Any] = {"target_tokenizer": identity.tokenizer, "target_weights": identity.weights}
         if vocabulary is not None:
             known = {"vocab_size": vocabulary.vocab_size, "fingerprint": vocabulary.fingerprint}
@@ -101,8 +103,8 @@ class ExitHeads(PreTrainedModel):
         ).to(device_of(inner))
         if heads.draft_ids is not None:
             heads.draft_ids.copy_(torch.tensor(vocabulary.token_ids))
-        for depth in exit_layers if kind == "adapter" else ():
-            _copy_layer(layers[depth], heads.heads[str(depth)].layer)
+        if kind == "adapter":
+            start_as_layers(inner, layers, {depth: heads.head(depth) for depth in exit_layers})
         return heads
 
     def check_target(self, target: Any, tokenizer: Any = None) -> None:
@@ -201,10 +203,3 @@ class ExitHeads(PreTrainedModel):
                 repo_id=repo, folder_path=folder, commit_message=commit_message or "Upload exit heads"
             )
         return str(commit.commit_url)
-
-
-def _copy_layer(source: nn.Module, layer: nn.Module) -> None:
-    """Copies parameters where both layers have the same ones."""
-    theirs, ours = source.state_dict(), layer.state_dict()
-    if {name: value.shape for name, value in theirs.items()} == {name: value.shape for name, value in ours.items()}:
-        layer.load_state_dict({name: value.detach().float() for name, value in theirs.items()})
