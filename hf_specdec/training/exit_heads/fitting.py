@@ -74,7 +74,8 @@ def fit_exit_heads(
     observer = Observer(target, exits, None if vocabulary is None else vocabulary.token_ids)
     evaluates = HeldOut(observer, held_out)
     if out is not None:
-        _keep_identity(out, resume, texts, vocabulary, heads.config.target_weights)
+        # Weights in float16, and quantised ones, have no fingerprint.
+        _keep_identity(out, resume, texts, vocabulary, heads.config.target_weights or heads.config.target_name)
 
     def keep(num_tokens: int, stage: str = "kl") -> dict[str, Any]:
         heads.config.figures = _figures(evaluates, heads, num_tokens)

@@ -232,6 +232,16 @@ def test_a_fit_goes_on_with_its_own_texts_only(model, texts, tmp_path):
     assert len((tmp_path / "curve.jsonl").read_text().splitlines()) == 1
 
 
+def test_a_target_without_a_fingerprint_is_known_by_its_name(model, texts, tmp_path):
+    """Values in float16 are rounded, and tell no fingerprint."""
+    one, other = (copy.deepcopy(model).half() for _ in range(2))
+    one.config.name_or_path, other.config.name_or_path = "org/one", "org/other"
+    for _ in range(2):
+        fit_exit_heads(one, texts[:4], EXITS, options("linear"), out=tmp_path, resume=True)
+    with pytest.raises(InvalidConfigError, match="other target"):
+        fit_exit_heads(other, texts[:4], EXITS, options("linear"), out=tmp_path, resume=True)
+
+
 def test_a_stopped_regression_goes_on(model, texts, tmp_path, monkeypatch):
     from hf_specdec.training.exit_heads import ridge
 
