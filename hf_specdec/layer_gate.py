@@ -222,14 +222,18 @@ class LayerGate:
                     "it to end, or give each thread a model of its own."
                 )
             self._before = before
-            for index, layer in enumerate(self.layers):
-                vars(layer)["forward"] = _GatedForward(self, index, layer.forward)
+            try:
+                for index, layer in enumerate(self.layers):
+                    vars(layer)["forward"] = _GatedForward(self, index, layer.forward)
+            except BaseException:  # an interruption
+                self.remove()
+                raise
 
     def remove(self) -> None:
         """Takes the gate away again; a second call does nothing."""
         for layer, forward in zip(self.layers, self._before, strict=False):
             if forward is None:
-                vars(layer).pop("forward", None)  # an interrupted installation has not come to it
+                vars(layer).pop("forward", None)  # an interrupted installation may not have come to it
             else:
                 vars(layer)["forward"] = forward
         self._before = []

@@ -6,9 +6,10 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from hf_specdec import SelfDraftConfig, UnsupportedModelError
+from hf_specdec import SelfDraftConfig, UnsupportedModelError, layer_gate
 from hf_specdec._compat import CACHE_KEY
 from hf_specdec.drafters import SelfDrafter
+from hf_specdec.layer_gate import LayerGate
 from tests.test_state import (
     BombError,
     Fuse,
@@ -19,7 +20,7 @@ from tests.test_state import (
     Snapshot,
     decode,
 )
-from tests.toys import tiny_llama
+from tests.toys import state_of, tiny_llama
 
 
 CONFIG = SelfDraftConfig(exit_layers=[1, 2], confidence_threshold=0.1, length=3)
@@ -178,3 +179,30 @@ def test_a_second_self_drafting_thread_is_refused_clearly():
     assert "another call" in str(processor.results[0])
     snapshot.check()
     assert torch.equal(decode(model, speculative_config=CONFIG), plain)
+
+
+def test_a_gate_that_is_interrupted_between_two_layers_is_taken_away(monkeypatch):
+    model, made = tiny_llama(), []
+    model.model.layers[1].forward = own = model.model.layers[1].forward
+    before = state_of(model)[4]
+    gate, cache = LayerGate(model), DynamicCache(config=model.config)
+    decode(model, **{CACHE_KEY: cache})
+
+    class Interrupted(layer_gate._GatedForward):
+        def __init__(self, *args):
+            made.append(args)
+            if len(made) == 3:
+                raise KeyboardInterrupt
+            super().__init__(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(layer_gate, "_GatedForward", Interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            gate.install(cache)
+    assert state_of(model)[4] == before
+    assert vars(model.model.layers[1])["forward"] is own
+    gate.remove()
+    gate.install(cache)
+    assert all(isinstance(vars(layer)["forward"], layer_gate._GatedForward) for layer in gate.layers)
+    gate.remove()
+    assert state_of(model)[4] == before
