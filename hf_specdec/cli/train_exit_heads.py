@@ -15,6 +15,7 @@ from hf_specdec.cli.output import note, print_json, progress_bar
 
 if TYPE_CHECKING:
     from hf_specdec.drafters import DraftVocabulary
+    from hf_specdec.networks.exit_heads import ExitHeads
     from hf_specdec.training.exit_heads import FitLog, FitOptions
     from hf_specdec.training.texts import Text
 
@@ -53,7 +54,10 @@ def exit_heads(
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write to.", show_default=False)],
     exits: Annotated[
         str | None,
-        typer.Option("--exits", help="Layers after which heads sit: 6,12. By default a quarter and half of the depth."),
+        typer.Option(
+            "--exits",
+            help="Layers after which heads sit: 6,12. By default those of --start, or a quarter and half of the depth.",
+        ),
     ] = None,
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Tokens to fit to.")] = 100_000,
     field: TextField = "text",
@@ -63,6 +67,10 @@ def exit_heads(
     system: opt.System = None,
     max_length: MaxLength = 512,
     vocabulary: Vocabulary = None,
+    start: Annotated[
+        str | None,
+        typer.Option("--start", help="Fitted heads to go on from: a folder or Hub id; their vocabulary is kept."),
+    ] = None,
     ridge: Annotated[float, typer.Option("--ridge", help="Penalty of the regression.")] = 0.01,
     ridge_tokens: Annotated[int, typer.Option("--ridge-tokens", help="Tokens of the regression before KL.")] = 20_000,
     tokens_per_step: Annotated[int, typer.Option("--tokens-per-step", help="Tokens per optimiser step.")] = 1024,
@@ -81,6 +89,7 @@ def exit_heads(
     """
     from hf_specdec.cli.models import load_models, quiet
     from hf_specdec.drafters import DraftVocabulary
+    from hf_specdec.networks.exit_heads import ExitHeads
     from hf_specdec.training.exit_heads import FitOptions
 
     options = FitOptions(
@@ -95,12 +104,17 @@ def exit_heads(
     )
     if not resume and out.exists() and any((*out.glob("checkpoint-*"), *out.glob("ridge.safetensors"))):
         raise CommandError(f"{out} holds an earlier fit: pass --resume to go on, or another folder")
+    if start is not None and not options.distils:
+        raise CommandError("--kind linear fits in one pass, from nothing: leave --start away, or pass --kind linear+kl")
     rows = _rows(data, field, prompt_field, limit)
     kept = None if vocabulary is None else DraftVocabulary.load(vocabulary)
+    with quiet():
+        begun = None if start is None else ExitHeads.from_pretrained(start, dtype="float32")
     models = load_models(target, None, dtype=dtype, packed=False)
     with quiet():
         sides = read_training_texts(models.tokenizer, rows, held_out, chat, system, max_length)
-        result = _run(models, sides, _layers(exits, models.target), options, kept, out, resume)
+        layers = begun.config.exit_layers if begun is not None and exits is None else _layers(exits, models.target)
+        result = _run(models, sides, layers, options, kept, begun, out, resume)
     if as_json:
         print_json({"target": target, "kind": kind.value, "out": str(out), **result})
         return
@@ -161,6 +175,7 @@ def _run(
     exits: list[int],
     options: FitOptions,
     kept: DraftVocabulary | None,
+    start: ExitHeads | None,
     out: Path,
     resume: bool,
 ) -> dict[str, Any]:
@@ -168,7 +183,7 @@ def _run(
 
     if kept is not None:
         kept.check_tokenizer(models.tokenizer)
-    before = options.ridge_tokens if options.distils else 0
+    before = options.ridge_tokens if options.distils and start is None else 0
     with progress_bar("Tokens") as show:
 
         def on_step(log: FitLog) -> None:
@@ -185,6 +200,7 @@ def _run(
             held_out=sides[True],
             tokenizer=models.tokenizer,
             vocabulary=kept,
+            start=start,
             out=out,
             resume=resume,
             on_ridge=lambda done: show(done, before + options.max_tokens),

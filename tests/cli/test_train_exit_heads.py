@@ -32,6 +32,17 @@ def test_it_writes_heads_that_draft(pair, options, run_json, run, tmp_path, kind
     assert all(bool(torch.isfinite(each).all()) for each in ExitHeads.from_pretrained(out).parameters())
 
 
+def test_heads_are_fitted_further(options, run_json, run, tmp_path):
+    short = ["--max-tokens", 40, "--tokens-per-step", 12, "--held-out", 0.3]
+    first = run_json(*options, *short, "--kind", "linear", "--out", tmp_path / "first")
+    start = ["--start", tmp_path / "first"]
+    without_exits = [each for each in options if each not in ("--exits", "1,2")]
+    more = run_json(*without_exits, *short, "--kind", "linear+kl", *start, "--out", tmp_path / "more")
+    assert more["exits"] == [1, 2]
+    assert more["num_tokens"] >= first["num_tokens"] + 40
+    assert "leave --start away" in run(*options, "--kind", "linear", *start, "--out", tmp_path / "none", code=2).stderr
+
+
 def test_options_before_the_subcommand_are_refused(options, run):
     assert (
         "--seed must stand after exit-heads"

@@ -14,6 +14,7 @@ from hf_specdec.drafters import DraftVocabulary
 from hf_specdec.errors import InvalidConfigError
 from hf_specdec.files import write_at_once
 from hf_specdec.networks.exit_heads import ExitHeads
+from hf_specdec.networks.target import weights_fingerprint
 from hf_specdec.training.checkpoints import latest_checkpoint
 from hf_specdec.training.exit_heads.agreement import agreement_along
 from hf_specdec.training.exit_heads.distilling import distil
@@ -39,6 +40,7 @@ def fit_exit_heads(
     held_out: Sequence[Text] = (),
     tokenizer: Any = None,
     vocabulary: DraftVocabulary | None = None,
+    start: ExitHeads | None = None,
     out: Path | None = None,
     resume: bool = False,
     on_ridge: Callable[[int], None] | None = None,
@@ -58,33 +60,56 @@ def fit_exit_heads(
             `(exits + 1) * hidden_size` numbers of its dtype a token.
         tokenizer (`PreTrainedTokenizerBase`, *optional*): The target's, whose hash the heads then carry.
         vocabulary ([`DraftVocabulary`], *optional*): Ids on which the laws are compared, for drafts from these alone.
+        start ([`ExitHeads`], *optional*): Fitted heads to go on from, on further texts say, instead of the regression; their
+            draft vocabulary is kept, and they stay as they are.
         out (`Path`, *optional*): Where the heads are saved, at each checkpoint too, with what is needed to go on.
         resume (`bool`): Whether to go on from what is in `out`.
         on_ridge (`Callable[[int], None]`, *optional*): Called with the tokens of the regression so far.
         on_step (`Callable[[FitLog], None]`, *optional*): Sees each optimiser step.
 
     Raises:
-        [`InvalidConfigError`]: If there are no texts, an exit is no inner layer of the target, or `out` holds a fit to other
-            texts, another vocabulary or another target.
+        [`InvalidConfigError`]: If there are no texts, an exit is no inner layer of the target, `start` are heads of another
+            kind, other exits or another vocabulary, or `out` holds a fit to other texts, another vocabulary or another target,
+            or with another start.
+        [`IncompatibleDraftError`]: If `start` belongs to another target.
     """
     if not texts:
         raise InvalidConfigError("there are no texts to fit to")
     kind = "adapter" if options.kind == "adapter" else "linear"
+    if start is not None:
+        _check_start(start, kind, exits, options, vocabulary)
+        start.check_target(target, tokenizer)
+        vocabulary = DraftVocabulary.of_heads(start)
     heads = ExitHeads.for_target(target, kind, exits, tokenizer, vocabulary)
+    before = 0
+    if start is not None:
+        heads.load_state_dict(start.state_dict())
+        before = int((start.config.figures or {}).get("num_tokens", 0))
     observer = Observer(target, exits, None if vocabulary is None else vocabulary.token_ids)
     evaluates = HeldOut(observer, held_out)
     if out is not None:
         # Weights in float16, and quantised ones, have no fingerprint.
-        _keep_identity(out, resume, texts, vocabulary, heads.config.target_weights or heads.config.target_name)
+        identity = {
+            "texts": digest_of(texts),
+            "vocabulary": digest_of([], None if vocabulary is None else vocabulary.token_ids),
+            "target": heads.config.target_weights or heads.config.target_name,
+            "start": None if start is None else weights_fingerprint(start),
+        }
+        _keep_identity(out, resume, identity)
 
     def keep(num_tokens: int, stage: str = "kl") -> dict[str, Any]:
-        heads.config.figures = _figures(evaluates, heads, num_tokens)
+        heads.config.figures = _figures(evaluates, heads, before + num_tokens)
         if out is not None:
             heads.save_pretrained(out)
             _add_to_curve(out / CURVE, {"stage": stage, **heads.config.figures})
         return dict(heads.config.figures)
 
-    if not (resume and out is not None and latest_checkpoint(out) is not None):
+    begins = not (resume and out is not None and latest_checkpoint(out) is not None)
+    if begins and start is not None:
+        figures = keep(0, "start")
+        if on_step is not None:
+            on_step(FitLog(0, 0, {}, figures))
+    elif begins:
         wanted = min(options.ridge_tokens, options.max_tokens) if options.distils else options.max_tokens
         chosen = _until(_order(texts, options.seed, epochs=1), wanted)
         num_tokens = fit_maps(observer, heads, chosen, options.ridge, folder=out, resume=resume, on_text=on_ridge)
@@ -97,12 +122,24 @@ def fit_exit_heads(
     return heads.eval()
 
 
-def _keep_identity(
-    out: Path, resume: bool, texts: Sequence[Text], vocabulary: DraftVocabulary | None, target: str | None
+def _check_start(
+    start: ExitHeads, kind: str, exits: Sequence[int], options: FitOptions, vocabulary: DraftVocabulary | None
 ) -> None:
+    if not options.distils:
+        raise InvalidConfigError("linear heads are found in one pass, from nothing: leave start away, or fit linear+kl")
+    if (start.config.kind, start.config.exit_layers) != (kind, list(exits)):
+        raise InvalidConfigError(
+            f"a fit of {kind} heads after the layers {list(exits)} cannot start from {start.config.kind} heads after "
+            f"{start.config.exit_layers}: pass heads of the same kind and exits"
+        )
+    if vocabulary is not None and vocabulary != DraftVocabulary.of_heads(start):
+        raise InvalidConfigError(
+            "the heads to start from have another draft vocabulary: leave vocabulary away to keep theirs"
+        )
+
+
+def _keep_identity(out: Path, resume: bool, asked: dict[str, str | None]) -> None:
     """Writes down what is fitted to what, and refuses to go on with anything else."""
-    ids = None if vocabulary is None else vocabulary.token_ids
-    asked = {"texts": digest_of(texts), "vocabulary": digest_of([], ids), "target": target}
     file = out / _IDENTITY
     known = json.loads(file.read_text(encoding="utf-8")) if resume and file.is_file() else asked
     if changed := [name for name in asked if known.get(name) != asked[name]]:
@@ -118,7 +155,7 @@ def _keep_identity(
 def _add_to_curve(file: Path, figures: dict[str, Any]) -> None:
     """One line for each evaluation, by growing number of its stage's tokens; what is done again stands there once."""
     lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
-    later = {"ridge": 0, "kl": 1}
+    later = {"start": 0, "ridge": 0, "kl": 1}
     own = (later[figures["stage"]], figures["num_tokens"])
     earlier = [line for line in lines if (later[(known := json.loads(line))["stage"]], known["num_tokens"]) < own]
     write_at_once(file, "".join(f"{line}\n" for line in [*earlier, json.dumps(figures)]).encode())

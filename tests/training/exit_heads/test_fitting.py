@@ -232,6 +232,36 @@ def test_a_fit_goes_on_with_its_own_texts_only(model, texts, tmp_path):
     assert len((tmp_path / "curve.jsonl").read_text().splitlines()) == 1
 
 
+@pytest.mark.parametrize("kind", ["linear+kl", "adapter"])
+def test_fitted_heads_are_fitted_further(model, texts, kind, tmp_path):
+    """On other texts, without another regression; the heads that were given stay as they are, and tokens add up."""
+    vocabulary = DraftVocabulary(tuple(range(4, 64)), 64)
+    first = fit_exit_heads(model, texts[:10], EXITS, options(kind), vocabulary=vocabulary, held_out=texts[20:])
+    kept, logs = copy.deepcopy(first.state_dict()), []
+    asked = {"held_out": texts[20:], "out": tmp_path, "start": first, "on_step": logs.append}
+    more = fit_exit_heads(model, texts[10:20], EXITS, options(kind, learning_rate=1e-3), **asked)
+    assert all(torch.equal(kept[name], value) for name, value in first.state_dict().items())
+    assert DraftVocabulary.of_heads(more) == vocabulary
+    assert logs[0].evaluation == first.config.figures, "nothing has changed before the first step"
+    for depth in map(str, EXITS):
+        assert more.config.figures["agreement"][depth]["kl"] < first.config.figures["agreement"][depth]["kl"]
+    assert more.config.figures["num_tokens"] == first.config.figures["num_tokens"] + logs[-1].num_tokens
+    curve = [json.loads(line) for line in (tmp_path / "curve.jsonl").read_text().splitlines()]
+    assert [each["stage"] for each in curve] == ["start", "kl"]
+    with pytest.raises(InvalidConfigError, match="other start"):
+        fit_exit_heads(model, texts[10:20], EXITS, options(kind), out=tmp_path, start=more, resume=True)
+    for match, given in (
+        ("same kind and exits", {"exits": (1, 4)}),
+        ("another draft vocabulary", {"vocabulary": DraftVocabulary(tuple(range(8, 40)), 64)}),
+        ("from nothing", {"options": options("linear")}),
+    ):
+        wanted = {"exits": EXITS, "options": options(kind), "start": first} | given
+        with pytest.raises(InvalidConfigError, match=match):
+            fit_exit_heads(model, texts, **wanted)
+    with pytest.raises(IncompatibleDraftError, match="base weights"):
+        fit_exit_heads(tiny_llama(layers=6, seed=5), texts, EXITS, options(kind), start=first)
+
+
 def test_a_target_without_a_fingerprint_is_known_by_its_name(model, texts, tmp_path):
     """Values in float16 are rounded, and tell no fingerprint."""
     one, other = (copy.deepcopy(model).half() for _ in range(2))
