@@ -1,5 +1,6 @@
 """Settings for every test: offline, few threads, one seed, and the markers that need something special."""
 
+import gc
 import os
 import threading
 
@@ -24,6 +25,12 @@ REAL_MODELS = "HF_SPECDEC_REAL_MODELS"
 
 # Tiny models run slower on several threads, and ten times slower on several threads of a busy machine.
 torch.set_num_threads(1)
+
+
+def pytest_collection_finish() -> None:
+    """What is there now stays: garbage collection need not look at hundreds of thousands of objects again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

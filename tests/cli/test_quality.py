@@ -78,7 +78,10 @@ def test_the_outputs_agree_and_exact_texts_are_plain(pair, data, tmp_path, run_j
     assert (tmp_path / "r" / "q.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("more", [[], ["--temperature", "0.7"]], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(
+    "more",
+    [pytest.param([], id="greedy", marks=pytest.mark.slow), pytest.param(["--temperature", "0.7"], id="sampled")],
+)
 def test_a_killed_run_resumes_to_the_same_rows(pair, data, tmp_path, run_json, more):
     arms = ["--arms", "plain,easd,random", "--seeds", "3,4", *more]
     whole = run_json(*options_for(pair, data, tmp_path / "whole", *arms))

@@ -54,8 +54,12 @@ def self_draft(name, attention, lengths, director, eos=None, config=CONFIG, **op
 
 @pytest.mark.parametrize(
     ("accepted", "lengths"),
-    [("always", ONE_PROMPT), ("sometimes", ONE_PROMPT), ("sometimes", RAGGED_PROMPTS), ("never", RAGGED_PROMPTS)],
-    ids=["always-one", "sometimes-one", "sometimes-ragged", "never-ragged"],
+    [
+        pytest.param("always", ONE_PROMPT, id="always-one"),
+        pytest.param("sometimes", ONE_PROMPT, id="sometimes-one", marks=pytest.mark.slow),
+        pytest.param("sometimes", RAGGED_PROMPTS, id="sometimes-ragged"),
+        pytest.param("never", RAGGED_PROMPTS, id="never-ragged"),
+    ],
 )
 @each(GATED)
 def test_equals_plain_decoding(name, attention, accepted, lengths):
