@@ -51,6 +51,25 @@ def packing_problem() -> str | None:
     return None
 
 
+class _PackedProduct(torch.autograd.Function):
+    """A packed product that gradients go through: only they need the ordinary weight."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden_states: Tensor, bias: Tensor | None, packed: Tensor) -> Tensor:
+        ctx.packed = packed
+        return _product(hidden_states, packed, bias)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        to_hidden, to_bias, _ = ctx.needs_input_grad
+        return (
+            gradient @ ctx.packed.to_dense() if to_hidden else None,
+            gradient.flatten(0, -2).sum(0) if to_bias else None,
+            None,
+        )
+
+
 class PackedLinear(nn.Module):
     """An `nn.Linear` that keeps its weight in oneDNN's packed layout, for inference in fp32 on the CPU.
 
@@ -82,9 +101,13 @@ class PackedLinear(nn.Module):
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         served = hidden_states.dtype == torch.float32 and hidden_states.shape[-1:] == (self.in_features,)
-        if self._packed is None or hidden_states.requires_grad or not served or torch.is_autocast_enabled("cpu"):
+        if self._packed is None or not served or torch.is_autocast_enabled("cpu"):
             return nn.functional.linear(hidden_states, self.weight, self.bias)
-        return torch.ops.mkldnn._linear_pointwise(hidden_states, self._packed, self.bias, "none", [], "")
+        wanted = hidden_states.requires_grad or (self.bias is not None and self.bias.requires_grad)
+        if torch.is_grad_enabled() and wanted:
+            product: Tensor = _PackedProduct.apply(hidden_states, self.bias, self._packed)
+            return product
+        return _product(hidden_states, self._packed, self.bias)
 
     def unpacked(self) -> nn.Linear:
         """An ordinary layer with the same weight."""
@@ -149,15 +172,15 @@ class SharedLinear(nn.Linear):
         served = {input.dtype, self.weight.dtype} == {torch.float32} and input.device.type == "cpu"
         if narrow or learns or not served or torch.is_autocast_enabled("cpu"):
             return super().forward(input)
-        return torch.ops.mkldnn._linear_pointwise(input, self.weight, self.bias, "none", [], "")
+        return _product(input, self.weight, self.bias)
 
 
 def pack_linears(model: nn.Module, *, tied_head: bool = False, small: bool = False) -> PackReport:
     """Packs the fp32 linear layers of a model in place and releases their original weights.
 
     A weight that another module uses too, as that of a head tied to the embedding, stays as it is and is only read faster
-    where several rows pass ([`SharedLinear`]). Outputs agree with the dense layers' to a relative 1e-4. Only call this on a
-    model of your own: it replaces submodules.
+    where several rows pass ([`SharedLinear`]). Outputs agree with the dense layers' to a relative 1e-4. Each original is
+    released before the next layer is packed. Only call this on a model of your own: it replaces submodules.
 
     Args:
         model (`nn.Module`): A model on the CPU.
@@ -175,18 +198,19 @@ def pack_linears(model: nn.Module, *, tied_head: bool = False, small: bool = Fal
         for parameter in module._parameters.values():
             if parameter is not None:
                 owners[id(parameter)] = owners.get(id(parameter), 0) + 1
-    for name, module in list(model.named_modules()):
-        if type(module) not in (nn.Linear, SharedLinear):  # other subclasses compute something else
-            continue
-        reason = problem or _reason_to_stay_dense(module, small)
+    # Other subclasses compute something else. Names alone are kept, since whoever holds a layer holds its weight.
+    for name in [name for name, module in model.named_modules() if type(module) in (nn.Linear, SharedLinear)]:
+        layer = cast(nn.Linear, model.get_submodule(name))
+        reason = problem or _reason_to_stay_dense(layer, small)
         if reason is not None:
             report.skipped[name] = reason
             continue
-        shared = owners[id(module.weight)] > 1 and not tied_head
-        faster = _shared(module) if shared else PackedLinear(module)
-        _replace(model, module, faster.train(module.training))
+        shared = owners[id(layer.weight)] > 1 and not tied_head
+        faster = _shared(layer) if shared else PackedLinear(layer)
+        _replace(model, layer, faster.train(layer.training))
         report.num_shared += shared
         report.num_packed += not shared
+        del layer, faster
     return report
 
 
@@ -225,6 +249,11 @@ def _reason_to_stay_dense(linear: nn.Linear, small: bool) -> str | None:
     if linear.weight.numel() <= _SMALL and not small:
         return f"it is small ({linear.out_features} x {linear.in_features}); PyTorch's own call is faster"
     return None
+
+
+def _product(hidden_states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    product: Tensor = torch.ops.mkldnn._linear_pointwise(hidden_states, weight, bias, "none", [], "")
+    return product
 
 
 def _pack(weight: Tensor) -> Tensor:

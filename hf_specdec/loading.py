@@ -40,7 +40,8 @@ def load_model(
         id_or_path (`str` or path): Folder or Hub id.
         quantization (`str` or `BitsAndBytesConfig`, *optional*): `"4bit"` (NF4, computing in `dtype`), `"8bit"`, or a
             configuration of your own. Quantised weights stay where `device_map` puts them; the model is never moved.
-        dtype (`torch.dtype` or `str`): Data type of the weights, `"auto"` for the checkpoint's own.
+        dtype (`torch.dtype` or `str`): Data type of the weights, such as `torch.float16` or `"float16"`; `"auto"` for the
+            checkpoint's own (4-bit weights then compute in bfloat16).
         device_map: As in `from_pretrained`.
         packed (`bool` or `"auto"`): Whether to pack linear layers for the CPU ([`pack_linears`]). `"auto"` does so for
             models in float32 that are wholly on the CPU, where it pays, and says why where PyTorch cannot; `True` packs small
@@ -55,8 +56,9 @@ def load_model(
     for removed, value in (("load_in_4bit", "4bit"), ("load_in_8bit", "8bit")):
         if removed in kwargs:
             raise InvalidConfigError(f'{removed}= was removed from transformers 5; pass quantization="{value}"')
+    dtype = _dtype(dtype)
     if quantization == "4bit":
-        compute = torch.bfloat16 if isinstance(dtype, str) else dtype
+        compute = torch.bfloat16 if dtype == "auto" else dtype
         quantization = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=compute)
     elif quantization == "8bit":
         quantization = BitsAndBytesConfig(load_in_8bit=True)
@@ -85,6 +87,20 @@ def load_model(
             )
     use_huge_pages(model)
     return model
+
+
+def _dtype(named: torch.dtype | str) -> torch.dtype | str:
+    """A dtype by its name; `"auto"` is left to transformers."""
+    found = (
+        named
+        if named == "auto" or isinstance(named, torch.dtype)
+        else getattr(torch, named.removeprefix("torch."), None)
+    )
+    if found != "auto" and not (isinstance(found, torch.dtype) and found.is_floating_point):
+        raise InvalidConfigError(
+            f'dtype must be "auto" or a floating dtype such as torch.float16 or "float16", got {named!r}'
+        )
+    return found
 
 
 def _refuse_other_bits(model: Any, asked: BitsAndBytesConfig, id_or_path: str | os.PathLike[str]) -> None:

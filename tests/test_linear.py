@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import weakref
 
 import pytest
 import torch
@@ -41,6 +42,54 @@ def test_the_packed_operator_is_used(monkeypatch):
 
     monkeypatch.setattr(nn.functional, "linear", forbidden)
     assert packed(torch.randn(1, 3, 32)).shape == (1, 3, 32)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_gradients_go_through_without_unpacking_in_the_forward_pass(bias, monkeypatch):
+    dense = nn.Linear(96, 160, bias=bias)
+    mine, theirs = (torch.randn(2, 3, 96, generator=torch.Generator().manual_seed(0)) for _ in range(2))
+    twin, packed = copy.deepcopy(dense), PackedLinear(dense)
+    with torch.enable_grad():
+        expected = twin(theirs.requires_grad_())
+        monkeypatch.setattr(PackedLinear, "weight", property(lambda layer: pytest.fail("the weight was unpacked")))
+        found = packed(mine.requires_grad_())
+        for output in (expected, found):
+            output.pow(2).sum().backward()
+    torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-4, atol=1e-4)
+    if bias:
+        torch.testing.assert_close(packed.bias.grad, twin.bias.grad, rtol=1e-4, atol=1e-4)
+
+
+def test_an_original_is_released_before_the_next_layer_is_packed(monkeypatch):
+    model = nn.Sequential(*(nn.Linear(32, 32) for _ in range(4)))
+    weights, alive = [weakref.ref(layer.weight) for layer in model], []
+
+    def pack(weight):
+        alive.append(sum(each() is not None for each in weights))
+        return original(weight)
+
+    original = linear._pack
+    monkeypatch.setattr(linear, "_pack", pack)
+    assert pack_linears(model, small=True).num_packed == 4
+    assert alive == [4, 3, 2, 1]
+
+
+def test_a_model_that_fails_in_the_middle_still_works(monkeypatch):
+    model = tiny_llama()
+    inputs = prompts(2)
+    expected, packed = model(**inputs).logits, []
+
+    def pack(weight):
+        if len(packed) == 5:
+            raise MemoryError
+        packed.append(weight.shape)
+        return original(weight)
+
+    original = linear._pack
+    monkeypatch.setattr(linear, "_pack", pack)
+    with pytest.raises(MemoryError):
+        pack_linears(model, small=True)
+    torch.testing.assert_close(model(**inputs).logits, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_a_model_keeps_its_logits_state_and_texts(tmp_path):

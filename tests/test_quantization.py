@@ -37,6 +37,21 @@ def test_the_text_is_the_quantised_models_own(checkpoint, quantization, device, 
     assert ours.speculative_stats.num_accepted_tokens > 0
 
 
+@pytest.mark.parametrize(
+    ("dtype", "computes"), [("float16", "float16"), (torch.float32, "float32"), ("auto", "bfloat16")]
+)
+def test_four_bits_compute_in_the_dtype_that_was_asked_for(checkpoint, dtype, computes):
+    model = hf_specdec.load_model(checkpoint, quantization="4bit", dtype=dtype, device_map="cpu")
+    assert model.config.quantization_config.bnb_4bit_compute_dtype == getattr(torch, computes)
+
+
+def test_a_dtype_that_is_none_is_named(checkpoint):
+    assert hf_specdec.load_model(checkpoint, dtype="torch.bfloat16").dtype == torch.bfloat16
+    for wrong in ("float17", "int8", "nn"):
+        with pytest.raises(hf_specdec.InvalidConfigError, match=f"got '{wrong}'"):
+            hf_specdec.load_model(checkpoint, dtype=wrong)
+
+
 @pytest.mark.gpu
 def test_quantised_weights_need_less_memory(tmp_path):
     tiny_llama(width=1024).save_pretrained(tmp_path)

@@ -69,6 +69,10 @@ class CostLog:
             with self.file.open("a", encoding="utf-8") as lines:
                 lines.write(json.dumps([number, self.turns[number]]) + "\n")
 
+    def forget(self, number: int) -> None:
+        """Leaves the turn before prompt `number` (`int`) to be measured anew; of two in the file the later one counts."""
+        self.turns.pop(number, None)
+
     @cached_property
     def typical(self) -> Costs:
         """Medians over the turns so far, of which there is one at least."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -131,19 +132,28 @@ class Benchmark:
             )
 
     def finished(self) -> list[Row]:
-        """Rows of an interrupted run; a line that was cut off by the interruption is dropped."""
+        """Rows of an interrupted run, of prompts that every arm has decoded: times of two processes do not compare, so a prompt
+        that lacks an arm is decoded anew by all. A line that was cut off by the interruption is dropped."""
         lines = [] if self.checkpoint is None else whole_lines(self.checkpoint)
         rows = [Row(**json.loads(line)) for line in lines]
         known = {arm.name for arm in self.arms}
-        return [row for row in rows if row.arm in known and row.prompt < len(self.batches)]
+        found = Counter(row.prompt for row in rows if row.arm in known)
+        return [
+            row
+            for row in rows
+            if row.arm in known and found[row.prompt] == len(known) and row.prompt < len(self.batches)
+        ]
 
     def run(self, progress: Callable[[Row], None] = lambda row: None) -> list[Row]:
         """Decodes what is not finished yet, and returns all rows."""
         rows = self.finished()
         self._rewrite(rows)
-        done = {(row.arm, row.prompt) for row in rows}
+        done = {row.prompt for row in rows}
+        if self.costs is not None:
+            for prompt in {*range(len(self.batches))} - done:
+                self.costs.forget(prompt)
         for arm, prompt in self._order():
-            if (arm.name, prompt) not in done:
+            if prompt not in done:
                 if self.costs is not None:
                     self.costs.measure(prompt)
                 row = self.decode(arm, prompt)

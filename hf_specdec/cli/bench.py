@@ -69,7 +69,11 @@ def bench(
         bool, typer.Option("--rows/--no-rows", help="Keep the tokens and rounds of every call in OUT.json.")
     ] = True,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with an interrupted run of the same command.")
+        bool,
+        typer.Option(
+            "--resume",
+            help="Go on with an interrupted run of the same command; a prompt that lacks an arm is decoded anew.",
+        ),
     ] = False,
     as_json: opt.Json = False,
     debug: opt.Debug = False,

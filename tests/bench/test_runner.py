@@ -66,6 +66,28 @@ def test_sampled_texts_depend_on_seed_and_prompt_alone():
     assert all(other[key] != first[key] for key in first)
 
 
+def test_a_prompt_that_lacks_an_arm_is_decoded_anew_by_all(tmp_path, monkeypatch):
+    """Times of two processes do not compare."""
+    arms, file = ("plain", "model-3", "ngram-3"), tmp_path / "rows.jsonl"
+    whole = benchmark(*arms, prompts_=3, checkpoint=file).run()
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(lines[:5]))  # of the second prompt one arm is missing
+    decoded, decode = [], Benchmark.decode
+    monkeypatch.setattr(Benchmark, "decode", lambda *asked: decoded.append(asked[1:]) or decode(*asked))
+    costs = SimpleNamespace(calls=[], complete=lambda num_prompts: None)
+    costs.forget, costs.measure = (lambda n, name=name: costs.calls.append((name, n)) for name in ("forget", "measure"))
+    again = benchmark(*arms, prompts_=3, checkpoint=file, costs=costs).run()
+    assert sorted((prompt, arm.name) for arm, prompt in decoded) == [
+        (prompt, arm) for prompt in (1, 2) for arm in sorted(arms)
+    ]
+    assert [(row.arm, row.prompt, row.tokens) for row in again] == [(row.arm, row.prompt, row.tokens) for row in whole]
+    assert [row.decode_seconds for row in again if row.prompt == 0] == [
+        row.decode_seconds for row in whole if row.prompt == 0
+    ]
+    assert len(file.read_text().splitlines()) == 9
+    assert [call for call in costs.calls if call[0] == "forget"] == [("forget", 1), ("forget", 2)]
+
+
 def ragged(*arms, **options):
     """Five prompts of different lengths, three of them at once."""
     bench = benchmark(*arms, prompts_=5, batch_size=3, **options)
