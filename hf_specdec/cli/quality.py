@@ -129,6 +129,7 @@ def quality(
         "max_new_tokens": max_new_tokens,
         **_asked_task(task, test_seconds, test_megabytes),
         **({"tv": True} if tv else {}),
+        **({} if packed else {"packed": False}),
         **learnt.fingerprints(),
     }
     path = out.with_name(out.name + ".rows.jsonl")

@@ -170,6 +170,7 @@ def test_rows_of_another_memory_policy_or_sandbox_are_refused(pair, data, tmp_pa
     run(*asked)
     stderr = run(*asked, "--resume", "--test-megabytes", 512, code=2).stderr
     assert "test_megabytes: 1024, now 512" in " ".join(stderr.split())
+    assert "packed: None, now False" in " ".join(run(*asked, "--resume", "--no-packed", code=2).stderr.split())
 
 
 @pytest.mark.parametrize(
