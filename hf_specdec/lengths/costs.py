@@ -48,9 +48,18 @@ class CostTable:
         """The table as plain Python values: `CostTable(**table.to_dict())` is the table."""
         return {"draft_step": self.draft_step, "target": [list(each) for each in self.target]}
 
+    @cached_property
+    def _priced(self) -> dict[int, float]:
+        return {}
+
     def pass_seconds(self, width: int) -> float:
         """Seconds of a target pass over `width` tokens: between two known widths a straight line, flat to the left of them,
         and to the right of them the mean slope of all. A wider pass is never taken for cheaper."""
+        if width not in self._priced:
+            self._priced[width] = self._price(width)
+        return self._priced[width]
+
+    def _price(self, width: int) -> float:
         known = self._growing
         (first, lowest), (last, highest) = known[0], known[-1]
         if width <= first:

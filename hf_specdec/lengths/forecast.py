@@ -43,7 +43,8 @@ class GoodputForecast:
 
     Args:
         costs ([`CostTable`]): Seconds of draft steps and target passes.
-        rates (`Mapping[str, tuple[float, ...]]`): Acceptance by position of each kind that may draft now.
+        rates (`Mapping[str, tuple[float, ...]]`): Acceptance by position of each kind that may draft now. Only kinds that are
+            drafted or offered are looked up.
         kind (`str`): The kind that the model drafts, or any drafter without alternatives.
         longest (`int`): Longest draft.
         on_trial (`bool`): Whether the model drafts one token whatever is expected of it: what made it rest may have been a
@@ -60,10 +61,18 @@ class GoodputForecast:
     own_pace: tuple[float, float] | None = None
 
     @cached_property
-    def expected(self) -> Mapping[str, tuple[float, ...]]:
-        """Expected tokens by kind and length, from 0 up to the longest."""
-        lengths = range(self.longest + 1)
-        return {kind: tuple(expected_tokens(each, n) for n in lengths) for kind, each in self.rates.items()}
+    def _expected(self) -> dict[str, tuple[float, ...]]:
+        return {}
+
+    def expected(self, kind: str) -> tuple[float, ...]:
+        """Expected tokens of a kind (`str`) by length, from 0 up to the longest."""
+        if kind not in self._expected:
+            totals, reached = [1.0], 1.0
+            for rate in self.rates[kind][: self.longest]:
+                reached *= rate
+                totals.append(totals[-1] + reached)
+            self._expected[kind] = tuple(totals)
+        return self._expected[kind]
 
     def seconds(self, length: int, steps: int) -> float:
         """Seconds of a round that verifies `length` drafts, for which the model made `steps` steps."""
@@ -80,7 +89,7 @@ class GoodputForecast:
             return 1
         if self.own_pace is not None:
             return self.longest
-        expected = self.expected[self.kind]
+        expected = self.expected(self.kind)
         goodput = [expected[n] / self.seconds(n, 0 if is_free(self.kind) else n) for n in range(self.longest + 1)]
         return max(range(self.longest + 1), key=lambda n: (goodput[n], -n))
 
@@ -132,7 +141,7 @@ class GoodputForecast:
         """Expected tokens of a round that the model drafts `length` tokens in."""
         if length and self.own_pace is not None:
             return self.own_pace[0]
-        return self.expected[self.kind][length]
+        return self.expected(self.kind)[length]
 
     def _shares(
         self, offers: Sequence[tuple[str, int] | None], weights: Sequence[float], cap: int, use_model: bool
@@ -143,7 +152,7 @@ class GoodputForecast:
         by_model = self._by_model(cap) if use_model else 1.0
         for row, offer in enumerate(offers):
             kind, offered = offer if offer is not None and offer[0] in self.rates else ("", 0)
-            by_match = self.expected[kind][min(cap, offered)] if offered else 1.0
+            by_match = self.expected(kind)[min(cap, offered)] if offered else 1.0
             if offered and by_match >= by_model:
                 found[row] = min(cap, offered)
             elif use_model:
@@ -166,8 +175,9 @@ class GoodputForecast:
         for offer, weight, length in zip(offers, weights, self._extended(offers, cap), strict=True):
             if offer is not None and length:
                 kind, _, drafted = offer
-                reached = self.expected[self.kind][drafted] - self.expected[self.kind][drafted - 1]
-                gain += weight * reached * (self.expected[kind][length] - 1.0)
+                ours = self.expected(self.kind)
+                reached = ours[drafted] - ours[drafted - 1]
+                gain += weight * reached * (self.expected(kind)[length] - 1.0)
         more = self.costs.pass_seconds(cap + 1) - self.costs.pass_seconds(width + 1)
         return gain - len(offers) * self.value_of_time * more
 

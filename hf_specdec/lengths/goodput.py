@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -88,6 +88,28 @@ class GoodputLength:
 
 
 @final
+class _Rates(Mapping[str, tuple[float, ...]]):
+    """Acceptance by position of the kinds that may draft, worked out where it is asked for: a round is offered few of them."""
+
+    def __init__(self, find: Callable[[str], tuple[float, ...] | None]) -> None:
+        self._find = find
+        self._found: dict[str, tuple[float, ...] | None] = {}
+
+    def __getitem__(self, kind: str) -> tuple[float, ...]:
+        if kind not in self._found:
+            self._found[kind] = self._find(kind)
+        if (rates := self._found[kind]) is None:
+            raise KeyError(kind)
+        return rates
+
+    def __iter__(self) -> Iterator[str]:
+        return (kind for kind, rates in self._found.items() if rates is not None)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+@final
 class GoodputSchedule:
     """What one run has learnt about acceptance and cost."""
 
@@ -103,6 +125,7 @@ class GoodputSchedule:
         self._unfinished = torch.ones(batch_size, dtype=torch.bool)
         self._recent: deque[tuple[float, float]] = deque(maxlen=_SPACING)  # tokens per row, and seconds, of rounds
         self._kind = "model"
+        self._table: CostTable | None = None  # of what was measured so far
         self._pace: OwnPace | None = None  # of a drafter that decides itself how far it goes
 
     def next_budget(self) -> Budget:
@@ -121,8 +144,7 @@ class GoodputSchedule:
     def forecast(self) -> GoodputForecast:
         """What is known now."""
         costs = self.costs()
-        kinds = {self._kind, *(f"ngram-{size}" for size in range(1, self.controller.longest + 1)), *self._records}
-        rates = {kind: rates for kind in sorted(kinds) if (rates := self._rates(kind, costs)) is not None}
+        rates = _Rates(lambda kind: self._rates(kind, costs))
         record = self._record(self._kind)
         on_trial = record.resume_at is not None and not record.rests(self.num_rounds)
         pace = self._pace and (self._pace.tokens(self.controller.patience), self._pace.seconds)
@@ -132,7 +154,9 @@ class GoodputSchedule:
         """Frozen costs, or the medians so far."""
         if self.controller.costs is not None:
             return self.controller.costs
-        return self._measured.table(self._num_rows)
+        if self._table is None:
+            self._table = self._measured.table(self._num_rows)
+        return self._table
 
     def known_costs(self) -> CostTable | None:
         if self.controller.costs is not None or self.num_rounds == 0:
@@ -154,6 +178,7 @@ class GoodputSchedule:
         # What others drafted since must be read once, whatever is drafted then: no step costs that.
         if steps and (round_.num_read <= _NEWEST or not self._measured.knows_steps):
             self._measured.add_steps(self._num_rows, steps, round_.draft_seconds)
+        self._table = None
         costs = self.costs()
         self._kind = next((kind for kind in sorted(lengths) if not is_free(kind)), self._kind)
         # What others wrote must be read once, which takes long after a rest and says nothing of the rounds to come.

@@ -323,3 +323,11 @@ def test_what_others_drafted_is_read_once_and_charged_to_no_step():
     first = GoodputLength().start(1)
     first.observe(replace(round_of(2, [torch.tensor([1])] * 3, 5.0, 1.0), num_read=30))
     assert first.costs().draft_step == pytest.approx(5.0)  # better than nothing
+
+
+def test_only_kinds_that_are_offered_are_priced():
+    schedule = GoodputLength(costs=CostTable(0.1, ((1, 1.0), (17, 2.6)))).start(2)
+    forecast = schedule.forecast()
+    forecast.plan([("ngram-2", 4), None], with_model=True)
+    assert set(forecast.rates) == {"model", "ngram-2"}
+    assert forecast.expected("ngram-2")[4] == pytest.approx(expected_tokens(forecast.rates["ngram-2"], 4))
