@@ -7,6 +7,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
 
 from hf_specdec.errors import UnsupportedModelError
+from hf_specdec.readback import sent
 
 
 __all__ = ["DROPPED", "can_realign", "realign", "select_rows"]
@@ -39,6 +40,7 @@ def realign(cache: Cache, shift: Tensor, width: int, new_width: int, needed_colu
     """
     if not can_realign(cache):
         raise UnsupportedModelError("this cache cannot give up different numbers of entries per row")
+    moves: dict[tuple[int, int, torch.device], _Move] = {}  # layers that hold as much share what says how rows move
     for layer in cache.layers:
         if getattr(layer, "keys", None) is None or layer.keys.numel() == 0:
             continue
@@ -50,8 +52,10 @@ def realign(cache: Cache, shift: Tensor, width: int, new_width: int, needed_colu
         needed = columns >= new_width - needed_columns[:, None]
         if bool((first[:, None] + torch.arange(new_stored) < 0)[needed].any()):
             raise RuntimeError(DROPPED)
-        layer.keys = _moved(layer.keys, first, new_stored)
-        layer.values = _moved(layer.values, first, new_stored)
+        place = (stored, new_stored, layer.keys.device)
+        if place not in moves:
+            moves[place] = _Move(first, stored, new_stored, layer.keys.device)
+        layer.keys, layer.values = moves[place].of(layer.keys), moves[place].of(layer.values)
         if sliding:
             layer.cumulative_length = new_width
 
@@ -73,16 +77,25 @@ def select_rows(cache: Cache, rows: Tensor, width: int) -> None:
             layer.cumulative_length = width
 
 
-def _moved(states: Tensor, first: Tensor, count: int) -> Tensor:
+class _Move:
     """`count` columns of each row from column `first[b]` on; what would lie before column 0 repeats it, and is masked."""
-    if states.device.type != "cpu":
-        source = (first[:, None] + torch.arange(count)).clamp(0, states.shape[2] - 1).to(states.device)
-        return states.gather(2, source[:, None, :, None].expand(-1, states.shape[1], -1, states.shape[3]))
-    # On a CPU, one copy for each row takes a tenth of the time of a gather.
-    moved = states.new_empty(*states.shape[:2], count, states.shape[3])
-    for row, start in enumerate(first.tolist()):
-        missing = min(max(0, -start), count)
-        moved[row, :, missing:] = states[row, :, start + missing : start + count]
-        if missing:
-            moved[row, :, :missing] = states[row, :, :1]
-    return moved
+
+    def __init__(self, first: Tensor, stored: int, count: int, device: torch.device) -> None:
+        self._first, self._count = first, count
+        self._source: Tensor | None = None
+        if device.type != "cpu":
+            source = (first[:, None] + torch.arange(count)).clamp(0, stored - 1)
+            self._source = sent(source[:, None, :, None], device)
+
+    def of(self, states: Tensor) -> Tensor:
+        """The columns of `states` (`(batch, heads, stored, size)`)."""
+        if self._source is not None:
+            return states.gather(2, self._source.expand(-1, states.shape[1], -1, states.shape[3]))
+        # On a CPU, one copy for each row takes a tenth of the time of a gather.
+        moved = states.new_empty(*states.shape[:2], self._count, states.shape[3])
+        for row, start in enumerate(self._first.tolist()):
+            missing = min(max(0, -start), self._count)
+            moved[row, :, missing:] = states[row, :, start + missing : start + self._count]
+            if missing:
+                moved[row, :, :missing] = states[row, :, :1]
+        return moved

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from hf_specdec._compat import undecorated_model
 from hf_specdec.errors import DrafterError, UnsupportedModelError
 from hf_specdec.prefix_lm import PrefixLM
+from hf_specdec.readback import sent
 
 
 __all__ = ["FeatureStore", "FeatureTap", "TargetFeatures"]
@@ -132,9 +133,14 @@ class FeatureStore:
         wanted = places >= 0
         self._reserve(len(columns), int(places.max()) + 1, features)
         assert self._states is not None
-        rows, slots = wanted.nonzero(as_tuple=True)
-        device = features.device
-        self._states[rows.to(device), places[wanted].to(device)] = features[rows.to(device), slots.to(device)]
+        first, width = int(places[0, 0]), places.shape[1]
+        if bool((places == torch.arange(first, first + width)).all()) and first >= 0:
+            self._states[:, first : first + width] = features[:, :width]
+        else:
+            rows, slots = wanted.nonzero(as_tuple=True)
+            index = (sent(each, features.device) for each in (rows, places[wanted], slots))
+            row, place, slot = index
+            self._states[row, place] = features[row, slot]
         # What stands behind a gap is not known: in the gap there is anything.
         joins = torch.where(columns >= 0, columns, self._known[:, None]).min(-1).values <= self._known
         self._known = torch.where(joins, torch.maximum(self._known, columns.max(-1).values + 1), self._known)
@@ -155,7 +161,7 @@ class FeatureStore:
         first, width = int(places[0, 0]), places.shape[1]
         if bool((places == torch.arange(first, first + width)).all()):
             return self._states[:, first : first + width]
-        places = places.to(self._states.device)
+        places = sent(places, self._states.device)
         return self._states.gather(1, places[..., None].expand(-1, -1, self._states.shape[-1]))
 
     def move(self, source: Tensor, target: Tensor) -> None:
@@ -163,14 +169,15 @@ class FeatureStore:
         assert self._states is not None
         row, step = (target >= 0).nonzero(as_tuple=True)
         device = self._states.device
-        places = [(each[row, step] - self.first_column).to(device) for each in (source, target)]
-        row = row.to(device)
+        places = [sent((each[row, step] - self.first_column), device) for each in (source, target)]
+        row = sent(row, device)
         self._states[row, places[1]] = self._states[row, places[0]]
 
     def keep_rows(self, kept: Tensor) -> None:
         """Forgets all rows but those at the places `kept` (`(kept,)`)."""
         if self._states is not None:
-            self._states, self._known = self._states[kept.to(self._states.device)], self._known[kept]
+            kept_there = sent(kept, self._states.device)
+            self._states, self._known = self._states[kept_there], self._known[kept]
 
     def clear(self) -> None:
         """Forgets everything."""

@@ -200,7 +200,7 @@ class LayeredLM(PrefixLM):
         own = ModelEnds(ends.embedding, ends.norm, bare.get_output_embeddings())
         return own if torch.equal(own.logits(hidden[:, -outputs.logits.shape[1] :]), outputs.logits) else False
 
-    def run(self, tokens: Tensor, lengths: Tensor, last: Tensor) -> Any:
+    def run(self, tokens: Tensor, lengths: Tensor, last: Tensor, unread: Tensor | None = None) -> Any:
         """As [`PrefixLM.run`]; completes the round that [`~LayeredLM.climb`] began."""
         window, kept = self.gate.window, self._num_held
         if window is not None and bool((kept > lengths - last).any()):
@@ -209,12 +209,12 @@ class LayeredLM(PrefixLM):
         if window is not None:
             self._keep_what_fits(window, tokens, lengths, kept)
         elif self.on_pass is None:
-            return super().run(tokens, lengths, last)
+            return super().run(tokens, lengths, last, unread)
         else:
             kept = torch.minimum(self._common_prefix(tokens, lengths), lengths - last)
             self._keep(kept)
             self._open(kept)
-        outputs = self._feed(tokens, lengths, kept, last)
+        outputs = self._feed(tokens, lengths, kept, last, unread, last - 1)
         if self.on_pass is not None:
             self.on_pass()
         self.gate.close()

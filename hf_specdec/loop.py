@@ -15,6 +15,7 @@ from transformers import LogitsProcessorList
 from hf_specdec.errors import DrafterError
 from hf_specdec.live_rows import everyone, worth_leaving
 from hf_specdec.prefix_lm import PrefixLM
+from hf_specdec.readback import read_together, sent
 from hf_specdec.records import (
     AcceptanceRule,
     Budget,
@@ -34,7 +35,7 @@ from hf_specdec.sequences import Sequences
 from hf_specdec.tree_lm import TreeLM
 from hf_specdec.tree_walk import TreeWalk
 from hf_specdec.verify import RandomStreams, evidence_of, verify
-from hf_specdec.warping import warp
+from hf_specdec.warping import needs_prefix, warp
 
 
 __all__ = ["Record", "Run", "speculate"]
@@ -146,6 +147,8 @@ class _Committed:
     events: Mapping[str, Any]
     marks: Mapping[str, Tensor] = field(default_factory=dict)
     path: Tensor | None = None
+    draft: Draft | None = None  # as it was read with the verdict
+    problem: str | None = None
 
 
 def speculate(run: Run, prompt_outputs: Any) -> Iterator[Round]:
@@ -174,11 +177,12 @@ def speculate(run: Run, prompt_outputs: Any) -> Iterator[Round]:
         draft, problem = _propose(run, _cap(run, schedule.next_budget().of_rows(texts.rows)))
         drafted = time.perf_counter()
         if not run.lockstep:
-            texts.pad_finished(int(draft.longest.max()))
+            texts.pad_finished(int(draft.limits.max() if draft.parents is None else draft.longest.max()))
         padded = texts.with_padded_rows(draft) if run.lockstep else draft
         length = int(texts.lengths[0])
         outputs, committed = _judge(run, padded)
         _show(run, outputs, committed, length - 1)
+        draft, problem = committed.draft or draft, committed.problem or problem
         round_ = _round(run, draft, committed, drafted - started, time.perf_counter() - drafted, problem=problem)
         round_ = everyone(round_, texts.rows, batch_size)
         if run.drops_rows and worth_leaving(texts.unfinished):
@@ -192,8 +196,12 @@ def _judge(run: Run, draft: Draft) -> tuple[Any, _Committed]:
     """The target's pass over a draft, and what is committed of it."""
     texts = run.sequences
     if draft.parents is None:
-        outputs = run.target.run(texts.with_draft(draft), texts.lengths + draft.lengths, draft.lengths + 1)
-        return outputs, _commit(run, draft, outputs.logits)
+        unread = None if draft.unread is None else draft.tokens
+        outputs = run.target.run(texts.with_draft(draft), texts.lengths + draft.limits, draft.limits + 1, unread)
+        committed = _commit(run, draft, outputs.logits)
+        if committed.draft is not None:
+            run.target.tell(committed.draft.tokens)
+        return outputs, committed
     assert isinstance(run.target, TreeLM)
     outputs = run.target.run_tree(texts.tokens, texts.lengths, draft)
     logits = outputs.logits.to(texts.device, torch.float32)
@@ -223,7 +231,8 @@ def _propose(run: Run, budget: Budget) -> tuple[Draft, str | None]:
     context = Context(texts.tokens, texts.lengths, run.prompt_mask, texts.active)
     try:
         draft = run.drafter.propose(context, budget).check(context, budget, run.vocab_size)
-        return _check_tree(run, draft), None
+        # Processors and criteria that see the whole batch at each step must see its tokens.
+        return _check_tree(run, draft.read() if run.lockstep else draft), None
     except Exception as error:
         return Draft.empty(texts.batch_size), run.lose_drafter(error)
 
@@ -302,10 +311,13 @@ def _commit_by_row(run: Run, draft: Draft, logits: Tensor) -> _Committed:
     """One verdict on the whole draft; each row then takes its own tokens until a criterion stops it."""
     texts, going = run.sequences, run.sequences.unfinished
     place = _place(texts, draft)
-    scores = warp(run.processors, place.text, texts.lengths, logits)
-    rows = torch.arange(texts.batch_size)
+    text = place.text_on(logits.device) if needs_prefix(run.processors) else place.text
+    scores = warp(run.processors, text, texts.lengths, logits)
     evidence = evidence_of(draft, scores, logits, run.do_sample, 0, draft.width, place)
-    verdict = verify(run.rule, evidence, scores[rows, draft.lengths], run.streams, going)
+    ends = sent(draft.lengths, scores.device)
+    bonus = scores[torch.arange(texts.batch_size, device=scores.device), ends]
+    verdict = verify(run.rule, evidence, bonus, run.streams, going)
+    draft, unread = verdict.draft or draft, draft.unread
     proposed = [
         [*draft.tokens[row, : int(verdict.num_accepted[row])].tolist(), int(verdict.next_tokens[row])]
         if going[row]
@@ -329,25 +341,32 @@ def _commit_by_row(run: Run, draft: Draft, logits: Tensor) -> _Committed:
         verdict.uniforms,
         verdict.next_tokens,
     )
-    return _Committed(emitted, num_verified, num_accepted, *_observe(run, judged if draft.width else None, events))
+    problem = None
+    if unread is not None and not verdict.sound:
+        problem = run.lose_drafter(DrafterError(unread.complaint))
+    events, marks = _observe(run, judged if draft.width else None, events)
+    return _Committed(
+        emitted, num_verified, num_accepted, events, marks, draft=None if unread is None else draft, problem=problem
+    )
 
 
 def _place(texts: Sequences, draft: Draft) -> Place:
     columns = texts.lengths[:, None] + torch.arange(draft.width)
-    return Place(texts.with_draft(draft), columns, texts.prompt_columns, texts.eos_token_ids)
+    drafted = None if draft.unread is None else (columns, draft.tokens)
+    return Place(texts.with_draft(draft), columns, texts.prompt_columns, texts.eos_token_ids, drafted)
 
 
 def _observe(
     run: Run, judged: Judged | None, events: dict[str, Tensor]
 ) -> tuple[dict[str, Tensor], Mapping[str, Tensor]]:
     """Shows a committed round to a rule that wants to see it, only now: a memory must not change within a round."""
-    marks: Mapping[str, Tensor] = {}
-    if judged is not None and isinstance(run.rule, Explainer):
-        marks = {name: values.cpu() for name, values in run.rule.explain(judged).items()}
-    if judged is not None and isinstance(run.rule, Observer):
-        counts = {name: values.cpu() for name, values in run.rule.observe(judged).items()}
-        events = _add(events, counts, judged.reached.any(-1))
-    return events, marks
+    if judged is None:
+        return events, {}
+    marks = run.rule.explain(judged) if isinstance(run.rule, Explainer) else {}
+    counts = run.rule.observe(judged) if isinstance(run.rule, Observer) else {}
+    values = read_together([*marks.values(), *counts.values()])
+    marks, seen = dict(zip(marks, values, strict=False)), values[len(marks) :]
+    return _add(events, dict(zip(counts, seen, strict=True)), judged.reached.any(-1)), marks
 
 
 def _add(events: dict[str, Tensor], more: Mapping[str, Tensor], rows: Tensor) -> dict[str, Tensor]:

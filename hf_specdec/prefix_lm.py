@@ -29,6 +29,7 @@ from hf_specdec._compat import (
 from hf_specdec.cache_rows import DROPPED, can_realign, realign, select_rows
 from hf_specdec.errors import UnsupportedModelError
 from hf_specdec.placement import device_of
+from hf_specdec.readback import read_together, sent
 
 
 __all__ = ["PrefixLM", "check_croppable", "read_prompt"]
@@ -144,7 +145,8 @@ class PrefixLM:
         self.model = model
         self.device = device_of(undecorated_model(model))
         self.pad_token_id = pad_token_id
-        self.prompt_mask = None if prompt_mask is None or bool(prompt_mask.all()) else prompt_mask.cpu()
+        prompt_mask = None if prompt_mask is None else prompt_mask.cpu()
+        self.prompt_mask = None if prompt_mask is None or bool(prompt_mask.all()) else prompt_mask
         self.cache = cache
         self.hidden_columns = hidden_columns
         self.num_forwards = 0
@@ -152,24 +154,29 @@ class PrefixLM:
         self.fed_columns = torch.zeros(0, 0, dtype=torch.long)
         self._forward_call = model if forward is None else forward
         self._parameters = forward_parameters(model)
-        self._next_position = next_position
+        self._next_position = None if next_position is None else next_position.cpu()
         self._held = torch.zeros(0, 0, dtype=torch.long) if held is None else held.cpu()
         self._prompt_columns = hidden_columns + self._held.shape[1]
         self._num_held = torch.full((self._held.shape[0],), self._held.shape[1])
         self._num_known = self._num_held.clone()
+        # Columns `(batch, width)` that hold -1, and their tokens on a device, which nobody has read yet.
+        self._unread: list[tuple[Tensor, Tensor]] = []
         self._recorded = [] if cache is None else _start_recording(cache)
 
     def score(self, tokens: Tensor, lengths: Tensor, last: Tensor) -> Tensor:
         """The logits of [`~PrefixLM.run`]."""
         return self.run(tokens, lengths, last).logits
 
-    def run(self, tokens: Tensor, lengths: Tensor, last: Tensor) -> Any:
+    def run(self, tokens: Tensor, lengths: Tensor, last: Tensor, unread: Tensor | None = None) -> Any:
         """Runs the model so that the logits of each row's `last` final positions are known.
 
         Args:
             tokens (`torch.LongTensor` of shape `(batch, columns)`): Prefixes, on the CPU; row `b` ends at `lengths[b]`.
             lengths (`torch.LongTensor` of shape `(batch,)`): Their lengths.
             last (`torch.LongTensor` of shape `(batch,)`): Final positions wanted of each row; 0 where nobody reads it.
+            unread (`torch.LongTensor` of shape `(batch, width)`, *optional*): Tokens that only a device knows: the first
+                `last[b] - 1` stand in the final columns of row `b`, where `tokens` holds anything. Who reads them says so by
+                [`~PrefixLM.tell`].
 
         Returns:
             The model's output. Its `logits` have the shape `(batch, last.max(), vocab)`: row `b` has its own in columns
@@ -180,7 +187,14 @@ class PrefixLM:
         if not can_realign(self._cache):
             kept = kept.min().expand_as(kept)
         self._keep(kept)
-        return self._feed(tokens, lengths, kept, last)
+        return self._feed(tokens, lengths, kept, last, unread, last - 1)
+
+    def tell(self, tokens: Tensor) -> None:
+        """Says what the tokens are, `(batch, width)` on the CPU, that a device gave since this was last said."""
+        for columns, unread in self._unread:
+            self._write(columns, tokens[:, : unread.shape[1]])
+            tokens = tokens[:, unread.shape[1] :]
+        self._unread = []
 
     def lacks(self, tokens: Tensor, lengths: Tensor) -> bool:
         """Whether [`~PrefixLM.settle`] needs a forward pass."""
@@ -195,9 +209,16 @@ class PrefixLM:
         _stop_recording(self._cache, self._recorded)
 
     def extend(self, new_tokens: Tensor) -> Tensor:
-        """Appends one token to every row's known prefix and returns the next logits, `(batch, vocab)`."""
+        """Appends one token to every row's known prefix and returns the next logits, `(batch, vocab)`.
+
+        Tokens on a device are not waited for; see [`~PrefixLM.tell`].
+        """
         trailing = bool((self._num_known < self._num_held).any())
         realigns = can_realign(self._cache)
+        if trailing and not realigns:  # all rows give up as much, and some are fed again
+            self._read()
+            new_tokens = new_tokens.cpu()
+        unread = None if new_tokens.device.type == "cpu" else new_tokens[:, None]
         if trailing and realigns:
             self._keep(self._num_known)
         # Otherwise nothing is cropped, not even by nothing: sliding layers would forget what a rejection may bring back.
@@ -205,11 +226,11 @@ class PrefixLM:
         if int(self._num_known.max()) >= self._held.shape[1]:
             self._held = torch.cat([self._held, torch.full_like(self._held[:, :1], -1)], 1)
         tokens = self._held.clone() if bool((self._num_known < self._num_held).any()) else self._held
-        tokens[rows, self._num_known] = new_tokens.cpu()
+        tokens[rows, self._num_known] = new_tokens if unread is None else -1
         one = torch.ones_like(self._num_known)
-        if trailing and not realigns:  # all rows give up as much, and some are fed again
+        if trailing and not realigns:
             return self.score(tokens, self._num_known + 1, one)[:, 0]
-        return self._feed(tokens, self._num_known + 1, self._num_known, one).logits[:, 0]
+        return self._feed(tokens, self._num_known + 1, self._num_known, one, unread, one).logits[:, 0]
 
     def forget(self, lengths: Tensor) -> None:
         """Distrusts the entries after each row's first `lengths`: they are fed again even where their tokens are the same."""
@@ -221,7 +242,8 @@ class PrefixLM:
         if self.prompt_mask is not None:
             self.prompt_mask = self.prompt_mask[rows]
         if self._next_position is not None and self._next_position.shape[-2] > 1:
-            self._next_position = self._next_position[..., rows.to(self._next_position.device), :]
+            self._next_position = self._next_position[..., rows, :]
+        self._read()
         self._held, self._num_held, self._num_known = self._held[rows], self._num_held[rows], self._num_known[rows]
         if self.cache is not None:
             select_rows(self.cache, rows, self.hidden_columns + int(self._num_held.max()))
@@ -258,12 +280,30 @@ class PrefixLM:
         """`(batch,)`, leading columns that the cache and the prefixes share."""
         if self.cache is None or self._held.shape[0] != tokens.shape[0]:
             return torch.zeros_like(lengths)
+        self._read()
         width = min(self._held.shape[1], tokens.shape[1])
         same = (self._held[:, :width] == tokens[:, :width]).long().cumprod(-1).sum(-1)
         # Fillers were fed with the position of the token before them: they are never kept, even where their id fits.
         return torch.minimum(torch.minimum(same, self._num_known), lengths)
 
-    def _feed(self, tokens: Tensor, lengths: Tensor, kept: Tensor, last: Tensor) -> Any:
+    def _read(self) -> None:
+        """Asks the device for the tokens that nobody has told."""
+        if self._unread:
+            self.tell(torch.cat(read_together([tokens for _, tokens in self._unread]), 1))
+
+    def _write(self, columns: Tensor, tokens: Tensor) -> None:
+        rows, places = (columns >= 0).nonzero(as_tuple=True)
+        self._held[rows, columns[rows, places]] = tokens[rows, places]
+
+    def _feed(
+        self,
+        tokens: Tensor,
+        lengths: Tensor,
+        kept: Tensor,
+        last: Tensor,
+        unread: Tensor | None = None,
+        num_unread: Tensor | None = None,
+    ) -> Any:
         width = int((lengths - kept).max())
         columns = kept[:, None] + torch.arange(width)
         padded = torch.nn.functional.pad(tokens, (0, max(0, int(columns.max()) + 1 - tokens.shape[1])))
@@ -271,12 +311,29 @@ class PrefixLM:
         first_wanted = (lengths - kept) - last
         unneeded = int(first_wanted.min())
         self.fed_columns = columns.masked_fill(columns >= lengths[:, None], -1)
-        outputs = self._forward(ids, columns.minimum(lengths[:, None] - 1), kept, width - unneeded)
+        fed = ids
+        if unread is not None and num_unread is not None:
+            fed = self._filled(ids, unread, lengths - num_unread - kept, num_unread)
+        outputs = self._forward(fed, columns.minimum(lengths[:, None] - 1), kept, width - unneeded)
         self._remember(tokens, columns, ids, lengths, kept + width)
+        if unread is not None and num_unread is not None:
+            steps = torch.arange(unread.shape[1])
+            places = (lengths - num_unread)[:, None] + steps
+            self._unread.append((places.masked_fill(steps >= num_unread[:, None], -1), unread))
         # A model without `logits_to_keep` returns logits for every column it was fed.
         offset = first_wanted - unneeded + (outputs.logits.shape[1] - (width - unneeded))
         outputs["logits"] = _take_columns(outputs.logits, offset, int(last.max()))
         return outputs
+
+    def _filled(self, ids: Tensor, unread: Tensor, first: Tensor, count: Tensor) -> Tensor:
+        """The ids on the device, with the first `count[b]` tokens of `unread` from place `first[b]` on."""
+        unread, start = sent(unread, self.device), int(first[0])
+        if start + unread.shape[1] == ids.shape[1] and bool(((first == start) & (count == unread.shape[1])).all()):
+            return torch.cat([sent(ids[:, :start], self.device), unread], 1) if start else unread
+        steps = torch.arange(ids.shape[1]) - first[:, None]
+        chosen = (steps >= 0) & (steps < count[:, None])
+        ids, steps, chosen = (sent(each, self.device) for each in (ids, steps.clamp(0, unread.shape[1] - 1), chosen))
+        return torch.where(chosen, unread.gather(1, steps), ids)
 
     def _forward(self, ids: Tensor, columns: Tensor, kept: Tensor, logits_to_keep: int) -> Any:
         mask, positions = self._mask(kept, ids.shape[1]), self._positions(columns)
@@ -284,13 +341,12 @@ class PrefixLM:
         if "logits_to_keep" in self._parameters:
             inputs["logits_to_keep"] = logits_to_keep
         if mask is not None and "attention_mask" in self._parameters:
-            inputs["attention_mask"] = mask.to(self.device, non_blocking=True)
+            inputs["attention_mask"] = sent(mask, self.device)
         if "position_ids" in self._parameters:
-            inputs["position_ids"] = positions.to(self.device, non_blocking=True)
+            inputs["position_ids"] = sent(positions, self.device)
         first = self.num_forwards == 0 and not self._started()
         with only_visible_entries(self.cache):
-            fed = ids.to(self.device, non_blocking=True)
-            outputs = self._forward_call(input_ids=fed, return_dict=True, **inputs)
+            outputs = self._forward_call(input_ids=sent(ids, self.device), return_dict=True, **inputs)
         self.num_forwards += 1
         if first:
             check_croppable(self._cache, self.model)
@@ -312,6 +368,7 @@ class PrefixLM:
             self.cache = DynamicCache(config=undecorated_model(self.model).config.get_text_config(decoder=True))
             self._num_held = torch.zeros(batch_size, dtype=torch.long)
             self._num_known = torch.zeros(batch_size, dtype=torch.long)
+            self._unread = []
             self.num_forwards = 0
 
     def _mask(self, kept: Tensor, width: int) -> Tensor | None:
@@ -334,7 +391,7 @@ class PrefixLM:
             padding = 0 if self.prompt_mask is None else (self.prompt_mask == 0).sum(-1, keepdim=True)
             return (columns + self.hidden_columns - padding).clamp(min=0)
         since_prompt = columns + self.hidden_columns - self._prompt_columns
-        return self._next_position.cpu() + since_prompt
+        return self._next_position + since_prompt
 
     def _remember(self, tokens: Tensor, columns: Tensor, ids: Tensor, lengths: Tensor, num_held: Tensor) -> None:
         needed = int(num_held.max())
@@ -374,5 +431,6 @@ def _take_columns(logits: Tensor, offset: Tensor, width: int) -> Tensor:
     first = int(offset[0])
     if not bool((offset != first).any()) and first + width == logits.shape[1]:
         return logits[:, first:]
-    columns = (offset[:, None] + torch.arange(width)).clamp(max=logits.shape[1] - 1).to(logits.device)
+    columns = (offset[:, None] + torch.arange(width)).clamp(max=logits.shape[1] - 1)
+    columns = sent(columns, logits.device)
     return logits.gather(1, columns[..., None].expand(-1, -1, logits.shape[-1]))

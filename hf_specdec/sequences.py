@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import EosTokenCriteria, MaxLengthCriteria, StoppingCriteriaList
 
+from hf_specdec.readback import sent
 from hf_specdec.records import Draft
 
 
@@ -104,14 +105,21 @@ class Sequences:
     @property
     def prefix(self) -> Tensor:
         """`(batch, length)` on the user's device, for rows of equal length: what plain decoding calls `input_ids`."""
-        return self.tokens[:, : int(self.lengths[0])].contiguous().to(self.device)
+        return sent(self.tokens[:, : int(self.lengths[0])].contiguous(), self.device)
 
     def with_draft(self, draft: Draft) -> Tensor:
-        """`(batch, columns)`, the tokens with each row's draft written after its committed ones; a copy."""
+        """`(batch, columns)`, the tokens with each row's draft written after its committed ones; a copy.
+
+        A draft that nobody has read stands there as -1.
+        """
         self._reserve(int(self.lengths.max()) + draft.width)
         columns = self.lengths[:, None] + torch.arange(draft.width)
         tokens = self.tokens.clone()
         current = tokens.gather(1, columns)
+        if draft.unread is not None:
+            return tokens.scatter_(
+                1, columns, current.masked_fill(columns < (self.lengths + draft.limits)[:, None], -1)
+            )
         return tokens.scatter_(1, columns, torch.where(draft.valid, draft.tokens, current))
 
     def append_step(self, tokens: Tensor, scores: tuple[Tensor, ...] | None) -> list[list[int]]:

@@ -8,9 +8,10 @@ from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from hf_specdec._compat import POSITION_FREE_PROCESSORS, ROW_INDEPENDENT_CRITERIA, ROW_INDEPENDENT_PROCESSORS
+from hf_specdec.readback import sent
 
 
-__all__ = ["are_row_independent", "only_row_independent", "warp", "whole_law"]
+__all__ = ["are_row_independent", "needs_prefix", "only_row_independent", "warp", "whole_law"]
 
 
 def whole_law(temperature: float | None) -> dict[str, Any]:
@@ -38,6 +39,11 @@ def are_row_independent(processors: LogitsProcessorList, criteria: list) -> bool
     )
 
 
+def needs_prefix(processors: LogitsProcessorList) -> bool:
+    """Whether some processor looks at more than the scores."""
+    return not all(type(each) in POSITION_FREE_PROCESSORS for each in processors)
+
+
 def warp(processors: LogitsProcessorList, tokens: Tensor, lengths: Tensor, logits: Tensor) -> Tensor:
     """Processed copies of the logits at the last positions of each row.
 
@@ -54,10 +60,10 @@ def warp(processors: LogitsProcessorList, tokens: Tensor, lengths: Tensor, logit
     if not processors:
         return logits
     batch_size, width, vocab_size = logits.shape
-    if all(type(each) in POSITION_FREE_PROCESSORS for each in processors):
-        unused = tokens.new_zeros(batch_size * width, 1).to(logits.device)
+    if not needs_prefix(processors):
+        unused = torch.zeros(batch_size * width, 1, dtype=torch.long, device=logits.device)
         return processors(unused, logits.reshape(-1, vocab_size).clone()).view(batch_size, width, vocab_size)
-    tokens = tokens.to(logits.device)
+    tokens = sent(tokens, logits.device)
     ends = lengths.tolist()
     rows = []
     for row in range(batch_size):

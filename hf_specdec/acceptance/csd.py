@@ -13,6 +13,7 @@ from hf_specdec.acceptance.exact import exact_acceptance, exact_replacement
 from hf_specdec.acceptance.gates import allowed, mismatched
 from hf_specdec.acceptance.relaxed import RelaxedRule, count_relaxed, proposal, tossed
 from hf_specdec.errors import InvalidConfigError
+from hf_specdec.readback import read_together, sent
 from hf_specdec.records import Evidence, Judged
 
 
@@ -86,7 +87,7 @@ class CSD(RelaxedRule):
         evidence = judged.evidence
         counts = count_relaxed(judged, self.acceptance(evidence))
         if self.learn:
-            met = judged.reached.to(evidence.tokens.device) & mismatched(evidence)
+            met = sent(judged.reached, evidence.tokens.device) & mismatched(evidence)
             self.memory.add(_pairs(evidence, met))
         return counts
 
@@ -115,7 +116,7 @@ class CSD(RelaxedRule):
     def _is_familiar(self, evidence: Evidence, candidates: Tensor) -> Tensor:
         counts = [self.memory.count(*pair) for pair in _pairs(evidence, candidates)]
         familiar = torch.tensor([count > self.frequency_threshold for count in counts], dtype=torch.bool)
-        return torch.zeros_like(candidates).masked_scatter(candidates, familiar.to(candidates.device))
+        return torch.zeros_like(candidates).masked_scatter(candidates, sent(familiar, candidates.device))
 
     def _protected(self, evidence: Evidence) -> Tensor:
         tokens = self._protected_tokens(evidence)
@@ -123,9 +124,10 @@ class CSD(RelaxedRule):
 
     def _protected_tokens(self, evidence: Evidence) -> Tensor:
         ends = () if evidence.place is None else evidence.place.eos_token_ids
-        return torch.tensor([*self.protected_tokens, *ends], dtype=torch.long, device=evidence.tokens.device)
+        tokens = torch.tensor([*self.protected_tokens, *ends], dtype=torch.long)
+        return sent(tokens, evidence.tokens.device)
 
 
 def _pairs(evidence: Evidence, where: Tensor) -> list[tuple[int, int]]:
-    drafted, wanted = evidence.tokens[where].tolist(), evidence.target_tokens[where].tolist()
-    return list(zip(drafted, wanted, strict=True))
+    drafted, wanted, where = read_together([evidence.tokens, evidence.target_tokens, where])
+    return list(zip(drafted[where].tolist(), wanted[where].tolist(), strict=True))

@@ -162,6 +162,9 @@ class EASD:
     def _fires_on(self, evidence: Evidence) -> Tensor:
         if evidence.draft_logits is None:  # n-gram drafts are point masses: their entropy is 0
             return torch.zeros_like(evidence.valid)
+        if evidence.scores.device.type != "cpu":  # to ask which positions get far would be to wait
+            num_candidates = evidence.scores.isfinite().sum(-1)
+            return self.fires(evidence.target_logits, evidence.draft_logits.to(evidence.scores.dtype), num_candidates)
         fired = self._entropy(evidence.target_logits) > self.target_entropy_threshold
         # The other conditions read the whole vocabulary several times, and few positions get this far.
         logits, scores = evidence.target_logits[fired], evidence.scores[fired]

@@ -13,6 +13,7 @@ from hf_specdec.acceptance.relaxed import check_range
 from hf_specdec.acceptance.tv_budget import TVBudget
 from hf_specdec.acceptance.wrapping import WrappingRule
 from hf_specdec.errors import InvalidConfigError
+from hf_specdec.readback import sent
 from hf_specdec.records import AcceptanceRule, Evidence, Judged, Outcome
 
 
@@ -89,13 +90,13 @@ class EarlyExactGuard(WrappingRule):
     def observe(self, judged: Judged) -> Mapping[str, Tensor]:
         """Shows the inner rule what was committed; its counts are about drafts which it decided."""
         decided = self.weight(judged.evidence) > 0
-        return self.observed_by_inner(replace(judged, accepted=judged.accepted.to(decided.device) & decided))
+        return self.observed_by_inner(replace(judged, accepted=sent(judged.accepted, decided.device) & decided))
 
     def weight(self, evidence: Evidence) -> Tensor:
         """`eta` of each position, of shape `(batch, width)`."""
         if evidence.place is None:
             raise InvalidConfigError("the guard must know how many tokens were generated: pass Evidence(place=...)")
-        steps = evidence.place.steps.to(evidence.scores.device)
+        steps = sent(evidence.place.steps, evidence.scores.device)
         if self.schedule == "step" or self.length == 0:
             fraction = (steps >= self.length).to(evidence.scores.dtype)
         else:

@@ -17,6 +17,7 @@ from hf_specdec.acceptance.exact import exact_acceptance, exact_replacement
 from hf_specdec.acceptance.gates import allowed
 from hf_specdec.errors import InvalidConfigError
 from hf_specdec.laws import EntropyKind, one_hot, residual
+from hf_specdec.readback import sent
 from hf_specdec.records import Evidence, Judged, Outcome
 
 
@@ -171,7 +172,7 @@ class LawRule(RelaxedRule):
 
 def count_relaxed(judged: Judged, acceptance: Tensor) -> dict[str, Tensor]:
     """`relaxed_accepted`: kept drafts that the exact rule would have accepted less surely (under greedy decoding, not)."""
-    relaxed = judged.accepted.to(acceptance.device) & (acceptance > exact_acceptance(judged.evidence))
+    relaxed = sent(judged.accepted, acceptance.device) & (acceptance > exact_acceptance(judged.evidence))
     return {"relaxed_accepted": relaxed.sum(-1)}
 
 

@@ -10,6 +10,7 @@ from hf_specdec.acceptance.gates import target_gate
 from hf_specdec.acceptance.relaxed import MaskRule, check_range
 from hf_specdec.acceptance.topk import best_tokens
 from hf_specdec.errors import InvalidConfigError
+from hf_specdec.readback import sent
 from hf_specdec.records import Evidence
 
 
@@ -60,11 +61,12 @@ class RelaxedThinking(MaskRule):
         if evidence.place is None:
             raise InvalidConfigError("relaxed_thinking must know the prefix: pass Evidence(place=...)")
         place = evidence.place
-        column = torch.arange(place.text.shape[1])
-        before = column < place.columns[..., None]
-        ended = _last(place.text, self.end_token_id, before, column)
+        device = evidence.scores.device
+        text, column = place.text_on(device), torch.arange(place.text.shape[1], device=device)
+        before = column < sent(place.columns, device)[..., None]
+        ended = _last(text, self.end_token_id, before, column)
         if self.start_token_id is not None:
-            return _last(place.text, self.start_token_id, before, column) > ended
+            return _last(text, self.start_token_id, before, column) > ended
         return ended < place.prompt_columns
 
 

@@ -15,6 +15,7 @@ from hf_specdec.acceptance.exact import exact_acceptance, exact_replacement
 from hf_specdec.acceptance.relaxed import check_range
 from hf_specdec.acceptance.wrapping import WrappingRule
 from hf_specdec.errors import InvalidConfigError
+from hf_specdec.readback import sent
 from hf_specdec.records import AcceptanceRule, Evidence, Judged, Outcome
 
 
@@ -109,7 +110,7 @@ class TVBudget(WrappingRule):
         `rejected` drafts; `changed`, positions where the exact rule with the same dice would have decided otherwise and
         another token was emitted; `tv_limited`, positions that a limit made exact."""
         (allowed, cost), spent = self._decided(judged.evidence), self._ledger.of(judged.evidence)
-        reached, accepted = (each.to(allowed.device) for each in (judged.reached, judged.accepted))
+        reached, accepted = (sent(each, allowed.device) for each in (judged.reached, judged.accepted))
         rescued, overruled = _decisions(judged)
         counts = {
             "rescued": rescued.sum(-1),
@@ -173,9 +174,9 @@ def _decisions(judged: Judged) -> tuple[Tensor, Tensor]:
     evidence = judged.evidence
     exact = exact_acceptance(evidence)
     uniforms = torch.full_like(exact, 0.5, dtype=torch.float64) if judged.uniforms is None else judged.uniforms
-    kept_if_exact = uniforms.to(exact.device)[:, : exact.shape[1]] < exact
-    reached, accepted = judged.reached.to(exact.device), judged.accepted.to(exact.device)
+    kept_if_exact = sent(uniforms, exact.device)[:, : exact.shape[1]] < exact
+    reached, accepted = (sent(each, exact.device) for each in (judged.reached, judged.accepted))
     other = torch.ones_like(reached)
     if judged.next_tokens is not None:
-        other = evidence.tokens != judged.next_tokens.to(exact.device)[:, None]
+        other = evidence.tokens != sent(judged.next_tokens, exact.device)[:, None]
     return accepted & ~kept_if_exact, reached & ~accepted & kept_if_exact & other

@@ -37,6 +37,7 @@ class AssistantDrafter(DrafterBase):
         super().__init__(settings)
         self.model = model
         self.token_ids = token_ids
+        self._scored_width = 0 if token_ids is None else max(settings.vocab_size, int(token_ids.max()) + 1)
         self.embedding_rows = undecorated_model(model).get_input_embeddings().weight.shape[0]
         self.lm: PrefixLM | None = None
 
@@ -57,6 +58,7 @@ class AssistantDrafter(DrafterBase):
             name=f"the draft model {type(undecorated_model(self.model)).__name__}",
             prefill_seconds=prefill_seconds,
             num_read=self._lm(context).fed_columns.shape[1],
+            when_read=lambda tokens: self._lm(context).tell(tokens.clamp(max=self.embedding_rows - 1)),
         )
 
     @property
@@ -82,7 +84,7 @@ class AssistantDrafter(DrafterBase):
     def _fit(self, logits: Tensor) -> Tensor:
         """Draft logits in fp32 on the target's vocabulary."""
         if self.token_ids is not None:
-            width = max(self.settings.vocab_size, int(self.token_ids.max()) + 1)
-            everything = logits.new_full((*logits.shape[:-1], width), float("-inf"))
-            logits = everything.index_copy_(-1, self.token_ids.to(logits.device), logits)
+            everything = logits.new_full((*logits.shape[:-1], self._scored_width), float("-inf"))
+            self.token_ids = self.token_ids.to(logits.device)
+            logits = everything.index_copy_(-1, self.token_ids, logits)
         return fit_vocabulary(logits, self.settings.vocab_size).float()

@@ -82,6 +82,7 @@ class DrafterBase(CandidateGenerator, ABC):
         if settings.max_length is not None:
             room = max(0, min(room, settings.max_length - input_ids.shape[1] - 1))
         draft = self.propose(Context.of(input_ids), Budget(torch.tensor([room]), settings.min_confidence))
+        draft = draft.read()
         count = int(draft.lengths[0])
         candidates = torch.cat([input_ids, draft.tokens[:, :count].to(input_ids.device)], dim=-1)
         return candidates, None if draft.q is None or count == 0 else draft.q[:, :count].log()

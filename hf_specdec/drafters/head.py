@@ -38,4 +38,5 @@ class HeadDrafter(NetworkDrafter):
             self.states.extend,
             name=f"the drafter {type(self.states.network).__name__}",
             prefill_seconds=time.perf_counter() - started if is_new else 0.0,
+            when_read=self.states.tell,
         )

@@ -12,6 +12,7 @@ from hf_specdec.drafters.base import DraftSettings
 from hf_specdec.features import TargetFeatures
 from hf_specdec.networks import DraftNetwork
 from hf_specdec.prefix_lm import PrefixLM
+from hf_specdec.readback import sent
 from hf_specdec.records import Budget, Context
 from hf_specdec.tree_lm import TreeLM
 
@@ -57,7 +58,8 @@ class HeadStates:
         self._num_true = lengths.clone()
         # One column more than the next draft needs, for a draft that is asked for twice.
         self.features.store.drop_before(self.features.start + max(0, int(lengths.min()) - 1))
-        last = ((lm.fed_columns >= 0).sum(-1) - 1).clamp(min=0).to(self._states.device)
+        last = ((lm.fed_columns >= 0).sum(-1) - 1).clamp(min=0)
+        last = sent(last, self._states.device)
         self._own_states = self._states[torch.arange(len(last), device=last.device), last][:, None]
         return self._fit(logits)
 
@@ -68,11 +70,16 @@ class HeadStates:
         self._own_states = self._states
         return logits
 
+    def tell(self, tokens: Tensor) -> None:
+        """Says what the drafted tokens were, `(batch, width)` on the CPU, that were fed without being waited for."""
+        assert self.lm is not None
+        self.lm.tell(tokens.clamp(max=self.embedding_rows - 1))
+
     def expand(self, tokens: Tensor, places: Tensor, layer: int) -> Tensor:
         """`(batch, nodes, vocab)`, the draft logits after each node of a layer; see [`TreeLM.expand`]."""
         assert self.lm is not None
         assert self._own_states is not None
-        above = places.to(self._own_states.device)[..., None].expand(-1, -1, self._own_states.shape[-1])
+        above = sent(places, self._own_states.device)[..., None].expand(-1, -1, self._own_states.shape[-1])
         self._own_states = self._own_states.gather(1, above)
         logits = self._fit(self.lm.expand(tokens.clamp(max=self.embedding_rows - 1), places, layer))
         self._own_states = self._states

@@ -45,6 +45,9 @@ class HybridDrafter(DrafterBase):
         if not bool((from_model > 0)[context.unfinished].any()):
             return offered.first(from_match)
         modelled = self.model.propose(context, replace(budget, max_tokens=from_model, ceiling=None, forecast=None))
+        if offered.width == 0 and budget.forecast is None:
+            return modelled
+        modelled = modelled.read()
         # A model may find nothing worth proposing, as exit heads do where none is sure.
         matched = offered.first(torch.where((from_model > 0) & (modelled.lengths == 0), from_model, from_match))
         extended = Draft.empty(context.batch_size)

@@ -5,7 +5,7 @@ draft's. A *draft* token is proposed by a drafter, an *accepted* one passed the 
 rejected one and the *bonus* follows a draft that was accepted whole.
 """
 
-from hf_specdec.records.drafting import Budget, Context, Draft, Drafter, DropsRows, Forecast, Plan
+from hf_specdec.records.drafting import Budget, Context, Draft, Drafter, DropsRows, Forecast, Plan, Unread
 from hf_specdec.records.judging import (
     AcceptanceRule,
     Evidence,
@@ -40,6 +40,7 @@ __all__ = [
     "Place",
     "Plan",
     "Round",
+    "Unread",
     "Verdict",
     "choice_law",
 ]

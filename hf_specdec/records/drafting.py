@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from hf_specdec.errors import DrafterError
+from hf_specdec.readback import read_together, sent
 
 
-__all__ = ["Budget", "Context", "Draft", "Drafter", "DropsRows", "Forecast", "Plan"]
+__all__ = ["Budget", "Context", "Draft", "Drafter", "DropsRows", "Forecast", "Plan", "Unread"]
 
 
 @dataclass(frozen=True)
@@ -132,12 +133,35 @@ class Forecast(Protocol):
 
 
 @dataclass(frozen=True)
+class Unread:
+    """What is known of a draft that nobody has read from the device yet.
+
+    Args:
+        most (`torch.LongTensor` of shape `(batch,)`): Most tokens that each row drafted, on the CPU.
+        sound (`torch.BoolTensor` of shape `()`): False where the logits turned out to hold NaN; the draft is empty then. On
+            the device.
+        complaint (`str`): What to say in that case.
+        when_read (`Callable`): Told the tokens, `(batch, width)` on the CPU.
+    """
+
+    most: Tensor
+    sound: Tensor
+    complaint: str
+    when_read: Callable[[Tensor], None]
+
+    def check(self, sound: Tensor) -> None:
+        """Raises a `DrafterError` if `sound`, as it was read, is False."""
+        if not bool(sound):
+            raise DrafterError(self.complaint)
+
+
+@dataclass(frozen=True)
 class Draft:
     """Proposed tokens and the laws they were drawn from.
 
     Args:
-        tokens (`torch.LongTensor` of shape `(batch, width)`): Drafted tokens, on the CPU; row `b` uses the first
-            `lengths[b]`.
+        tokens (`torch.LongTensor` of shape `(batch, width)`): Drafted tokens, on the CPU unless the draft is `unread`; row `b`
+            uses the first `lengths[b]`.
         lengths (`torch.LongTensor` of shape `(batch,)`): Number of tokens each row drafted.
         q (`torch.FloatTensor` of shape `(batch, width, vocab)`, *optional*): The law each token was really drawn from.
             None says that every token is a point mass (greedy or n-gram drafts).
@@ -155,6 +179,10 @@ class Draft:
         shared_seconds (`float`): Time spent on layers that verification goes on from, without a draft having come of it.
         num_read (`int`): Tokens of each row that the drafter was fed before its first draft: the newest two at most in a round
             after one that it drafted in, more where others drafted since.
+        unread ([`Unread`], *optional*): Given where `tokens` and `lengths` are still on the drafter's device, for the loop to
+            read them together with its verdict. [`~Draft.read`] fetches them.
+        is_vouched_for (`bool`): Whether its drafter has seen to it that laws and logits are sound, so that `check` need not ask
+            a device.
     """
 
     tokens: Tensor
@@ -169,10 +197,31 @@ class Draft:
     exit_depths: Tensor | None = None
     shared_seconds: float = 0.0
     num_read: int = 0
+    unread: Unread | None = None
+    is_vouched_for: bool = False
 
     @property
     def width(self) -> int:
         return self.tokens.shape[1]
+
+    @property
+    def limits(self) -> Tensor:
+        """`(batch,)`, on the CPU: columns that must be fed for each row; `lengths` once they are known there."""
+        return self.lengths if self.unread is None else self.unread.most
+
+    def read(self) -> Draft:
+        """The same with tokens and lengths on the CPU; a `DrafterError` says that the drafter's logits were unsound."""
+        if self.unread is None:
+            return self
+        tokens, lengths, sound = read_together([self.tokens, self.lengths, self.unread.sound])
+        self.unread.check(sound)
+        return self.as_read(tokens, lengths)
+
+    def as_read(self, tokens: Tensor, lengths: Tensor) -> Draft:
+        """The same with what was read of it elsewhere; whoever drafted is told."""
+        if self.unread is not None:
+            self.unread.when_read(tokens)
+        return replace(self, tokens=tokens, lengths=lengths, unread=None)
 
     @property
     def kinds(self) -> Sequence[Sequence[tuple[str, int]]]:
@@ -184,7 +233,7 @@ class Draft:
     @property
     def valid(self) -> Tensor:
         """`(batch, width)`, True where a row really drafted."""
-        return torch.arange(self.width) < self.lengths[:, None]
+        return torch.arange(self.width, device=self.lengths.device) < self.lengths[:, None]
 
     @property
     def depths(self) -> Tensor:
@@ -238,6 +287,11 @@ class Draft:
                 f"a draft must have tokens [{rows}, width] and lengths [{rows}], got {tuple(self.tokens.shape)} and "
                 f"{tuple(self.lengths.shape)}"
             )
+        if self.unread is not None:
+            # Its tokens are those of logits over the vocabulary, and are not waited for.
+            if bool((self.unread.most > budget.limit).any()) or bool((self.unread.most > self.width).any()):
+                raise DrafterError(f"a draft is longer than its budget: {self.unread.most.tolist()} tokens")
+            return self
         self._check_parents()
         if bool((self.longest > budget.limit).any()) or bool((self.lengths > self.width).any()):
             raise DrafterError(
@@ -247,13 +301,24 @@ class Draft:
         drafted = self.tokens[self.valid]
         if drafted.numel() and (int(drafted.min()) < 0 or int(drafted.max()) >= vocab_size):
             raise DrafterError(f"drafted token ids must lie in [0, {vocab_size}), got {drafted.tolist()}")
-        if self.q is not None:
-            drawn = self.q.gather(-1, self.tokens.to(self.q.device)[..., None])[..., 0][self.valid.to(self.q.device)]
-            if not bool(((drawn > 0) & drawn.isfinite()).all()):
-                raise DrafterError("a drafted token has no probability, or NaN, under the law it was drawn from")
-        if self.logits is not None and bool(self.logits[self.valid.to(self.logits.device)].isnan().any()):
-            raise DrafterError("the drafter's logits contain NaN")
+        if not self.is_vouched_for:
+            self._check_laws()
         return self
+
+    def _check_laws(self) -> None:
+        sound = []
+        if self.q is not None:
+            tokens, valid = (sent(each, self.q.device) for each in (self.tokens, self.valid))
+            drawn = self.q.gather(-1, tokens[..., None])[..., 0]
+            sound.append((~valid | ((drawn > 0) & drawn.isfinite())).all())
+        if self.logits is not None:
+            valid = sent(self.valid, self.logits.device)
+            sound.append((~valid | ~self.logits.isnan().any(-1)).all())
+        seen = read_together(sound)
+        if self.q is not None and not bool(seen[0]):
+            raise DrafterError("a drafted token has no probability, or NaN, under the law it was drawn from")
+        if self.logits is not None and not bool(seen[-1]):
+            raise DrafterError("the drafter's logits contain NaN")
 
     def _check_parents(self) -> None:
         if self.parents is None:

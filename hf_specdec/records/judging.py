@@ -10,6 +10,9 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from hf_specdec.readback import sent
+from hf_specdec.records.drafting import Draft
+
 
 __all__ = [
     "AcceptanceRule",
@@ -30,16 +33,28 @@ class Place:
     """Where drafted positions stand in the texts, for rules that look at the prefix.
 
     Args:
-        text (`torch.LongTensor` of shape `(batch, columns)`): Committed tokens with the drafts after them, on the CPU.
+        text (`torch.LongTensor` of shape `(batch, columns)`): Committed tokens with the drafts after them, on the CPU; see
+            `text_on`.
         columns (`torch.LongTensor` of shape `(batch, width)`): The column of each draft; its prefix stands left of it.
         prompt_columns (`int`): Columns of the prompts, padding included.
         eos_token_ids (`tuple[int, ...]`): Tokens that end a text.
+        drafted (`tuple[torch.LongTensor, torch.LongTensor]`, *optional*): Columns (on the CPU) and tokens (on the device) of a
+            draft that nobody has read yet; `text` has -1 in their place.
     """
 
     text: Tensor
     columns: Tensor
     prompt_columns: int
     eos_token_ids: tuple[int, ...] = ()
+    drafted: tuple[Tensor, Tensor] | None = None
+
+    def text_on(self, device: torch.device) -> Tensor:
+        """`(batch, columns)`, the text on a device, drafts included."""
+        text = sent(self.text, device)
+        if self.drafted is None:
+            return text
+        columns, tokens = (sent(each, device) for each in self.drafted)
+        return text.scatter(1, columns, tokens)
 
     @property
     def steps(self) -> Tensor:
@@ -67,6 +82,8 @@ class Evidence:
             positions are then the raw logits, since no processor may see a prefix that is not committed.
         first (`int`): Index of the first position in the whole draft.
         index (`torch.LongTensor` of shape `(batch,)`, *optional*): The same by row, where each row shows another position.
+        draft ([`Draft`], *optional*): The whole draft as the loop has it: what the CPU knows of it need not be asked of the
+            device. It is for [`verify`]; rules have no use for it.
     """
 
     tokens: Tensor
@@ -80,6 +97,7 @@ class Evidence:
     whole: Evidence | None = None
     first: int = 0
     index: Tensor | None = None
+    draft: Draft | None = None
 
     @cached_property
     def p(self) -> Tensor:
@@ -112,6 +130,10 @@ class Evidence:
         def pick(values: Tensor | None) -> Tensor | None:
             return None if values is None else values[rows, position][:, None]
 
+        place = self.place
+        if place is not None:
+            columns = sent(place.columns, position.device).gather(1, position[:, None])
+            place = replace(place, columns=columns)
         return Evidence(
             tokens=self.tokens[rows, position][:, None],
             valid=self.valid[rows, position][:, None],
@@ -120,7 +142,7 @@ class Evidence:
             do_sample=self.do_sample,
             q=pick(self.q),
             draft_logits=pick(self.draft_logits),
-            place=self.place and replace(self.place, columns=self.place.columns.gather(1, position.cpu()[:, None])),
+            place=place,
             whole=self if self.whole is None else self.whole,
             index=position + self.first,
         )
@@ -178,12 +200,16 @@ class Verdict:
         next_tokens (`torch.LongTensor` of shape `(batch,)`): The correction, or the bonus after a fully accepted draft.
         events (`dict[str, torch.LongTensor]`): Counts of shape `(batch,)` the rule reports for this round.
         uniforms (`torch.FloatTensor` of shape `(batch, width)`, *optional*): The numbers in [0, 1) thrown at the drafts.
+        draft ([`Draft`], *optional*): The draft that was judged, with what the verdict's reading brought of it.
+        sound (`bool`): Whether that draft's logits were sound; nothing of it was accepted otherwise.
     """
 
     num_accepted: Tensor
     next_tokens: Tensor
     events: Mapping[str, Tensor] = field(default_factory=dict)
     uniforms: Tensor | None = None
+    draft: Draft | None = None
+    sound: bool = True
 
 
 class AcceptanceRule(Protocol):
