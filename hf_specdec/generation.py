@@ -33,6 +33,7 @@ from hf_specdec.prefix_lm import PrefixLM, read_prompt
 from hf_specdec.records import AcceptanceRule, LengthController, Observer, Round
 from hf_specdec.sequences import Sequences
 from hf_specdec.stats import SpeculativeStats
+from hf_specdec.timing import wait_for
 from hf_specdec.verify import RandomStreams
 from hf_specdec.warping import are_row_independent
 
@@ -96,6 +97,7 @@ class SpeculativeDecoder:
         with drafting.of_prompt(texts.prompt_columns):
             outputs = read_prompt(model, input_ids, generation_config, model_kwargs)
         cache = outputs[CACHE_KEY]
+        wait_for(outputs.logits.device)  # once in a run, and the first token is read next
         stats.prefill_seconds = time.perf_counter() - started
 
         target = _target(model, cache, texts, model_kwargs, drafting)
@@ -117,6 +119,7 @@ class SpeculativeDecoder:
         self.stream.end()
         stats.num_target_forwards = target.num_forwards + 1
         stats.lossless, stats.costs = run.rule.lossless, noted.costs
+        wait_for(outputs.logits.device)
         stats.total_seconds = time.perf_counter() - started
         if (read := drafting.features) is not None:
             tell_few_acceptances(read.tap.name, read.tap.indices, stats.num_accepted_tokens, stats.num_verified_tokens)

@@ -32,6 +32,7 @@ from hf_specdec.records import (
     Verdict,
 )
 from hf_specdec.sequences import Sequences
+from hf_specdec.timing import mark, seconds_between
 from hf_specdec.tree_lm import TreeLM
 from hf_specdec.tree_walk import TreeWalk
 from hf_specdec.verify import RandomStreams, evidence_of, verify
@@ -173,9 +174,9 @@ def speculate(run: Run, prompt_outputs: Any) -> Iterator[Round]:
         if not bool(texts.unfinished.any()):
             run.target.idle()
             continue
-        started = time.perf_counter()
+        started, begun = time.perf_counter(), mark(_drafts_on(run))
         draft, problem = _propose(run, _cap(run, schedule.next_budget().of_rows(texts.rows)))
-        drafted = time.perf_counter()
+        drafted, done = time.perf_counter(), mark(draft.tokens.device)
         if not run.lockstep:
             texts.pad_finished(int(draft.limits.max() if draft.parents is None else draft.longest.max()))
         padded = texts.with_padded_rows(draft) if run.lockstep else draft
@@ -183,7 +184,11 @@ def speculate(run: Run, prompt_outputs: Any) -> Iterator[Round]:
         outputs, committed = _judge(run, padded)
         _show(run, outputs, committed, length - 1)
         draft, problem = committed.draft or draft, committed.problem or problem
-        round_ = _round(run, draft, committed, drafted - started, time.perf_counter() - drafted, problem=problem)
+        ended = time.perf_counter()
+        # The device may still have been drafting when the target's pass was asked for.
+        if (seconds := seconds_between(begun, done)) is not None:
+            drafted = started + seconds
+        round_ = _round(run, draft, committed, drafted - started, ended - drafted, problem=problem)
         round_ = everyone(round_, texts.rows, batch_size)
         if run.drops_rows and worth_leaving(texts.unfinished):
             lost = run.keep_rows(texts.unfinished.nonzero()[:, 0])
@@ -215,6 +220,12 @@ def _judge(run: Run, draft: Draft) -> tuple[Any, _Committed]:
 def _goes_on(run: Run) -> bool:
     unfinished = bool(run.sequences.unfinished.any())
     return unfinished if run.goes_on is None else run.goes_on(unfinished)
+
+
+def _drafts_on(run: Run) -> torch.device:
+    """Where the drafter computes."""
+    device: torch.device = getattr(run.drafter, "device", run.target.device)
+    return device
 
 
 def _cap(run: Run, budget: Budget) -> Budget:

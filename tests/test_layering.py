@@ -10,7 +10,7 @@ import pytest
 PACKAGE = "hf_specdec"
 PUBLIC = "__init__"  # the package itself, as in `from hf_specdec import ExactConfig`
 ORDER = [
-    *"errors files _compat compatibility placement readback linear huge_pages records".split(),
+    *"errors files _compat compatibility placement readback timing linear huge_pages records".split(),
     *"laws trees warping sequences live_rows cache_view".split(),
     *"prepared_layers layer_gate readout cache_rows prefix_lm layered_lm".split(),
     *"tree_lm features verify tree_walk acceptance lengths networks drafters loop stats configs".split(),

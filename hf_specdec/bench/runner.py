@@ -26,6 +26,7 @@ from hf_specdec.placement import device_of
 from hf_specdec.records import Round
 from hf_specdec.sequences import pad_left
 from hf_specdec.stats import SpeculativeStats
+from hf_specdec.timing import wait_for
 from hf_specdec.warping import whole_law
 
 
@@ -173,9 +174,11 @@ class Benchmark:
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             if self.temperature is not None:
                 torch.manual_seed(self.seed + prompt)
+            wait_for(device)
             memory, started = PeakMemory(device), time.perf_counter()
             decode = self._ours if arm.config is not None else self._theirs if arm.economize is None else self._peer
             tokens, phase = decode(arm, prompt, inputs)
+            wait_for(device)
             total = time.perf_counter() - started
         if self.batch_size > 1:
             phase["batch"] = tokens

@@ -5,14 +5,17 @@ from __future__ import annotations
 import time
 from typing import Any, final
 
+import torch
 from torch import Tensor
 
 from hf_specdec._compat import undecorated_model
 from hf_specdec.compatibility import fit_vocabulary
 from hf_specdec.drafters.base import DrafterBase, DraftSettings
 from hf_specdec.drafters.chain import draft_chain
+from hf_specdec.placement import device_of
 from hf_specdec.prefix_lm import PrefixLM
 from hf_specdec.records import Budget, Context, Draft
+from hf_specdec.timing import wait_for
 
 
 __all__ = ["AssistantDrafter"]
@@ -62,6 +65,11 @@ class AssistantDrafter(DrafterBase):
         )
 
     @property
+    def device(self) -> torch.device:
+        """That of the draft model."""
+        return device_of(undecorated_model(self.model))
+
+    @property
     def can_drop_rows(self) -> bool:
         return True
 
@@ -74,6 +82,8 @@ class AssistantDrafter(DrafterBase):
         started, is_new = time.perf_counter(), self.lm is None
         last = open_rows.long()  # nobody reads a closed row, so it need not give up its newest entry to be fed again
         logits = self._fit(self._lm(context).score(prefix, context.lengths, last)[:, 0])
+        if is_new:
+            wait_for(logits.device)  # once in a run
         return logits, time.perf_counter() - started if is_new else 0.0
 
     def _lm(self, context: Context) -> PrefixLM:

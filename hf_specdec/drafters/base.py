@@ -62,6 +62,11 @@ class DrafterBase(CandidateGenerator, ABC):
         """Drafts at most `budget.max_tokens[b]` tokens after row `b` of the context."""
 
     @property
+    def device(self) -> torch.device:
+        """Where it computes: the CPU, unless it has a model."""
+        return torch.device("cpu")
+
+    @property
     def can_drop_rows(self) -> bool:
         """Whether [`~DrafterBase.keep_rows`] works."""
         return False

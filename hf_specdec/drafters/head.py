@@ -8,6 +8,7 @@ from typing import final
 from hf_specdec.drafters.chain import draft_chain
 from hf_specdec.drafters.network_drafter import NetworkDrafter
 from hf_specdec.records import Budget, Context, Draft
+from hf_specdec.timing import wait_for
 
 
 __all__ = ["HeadDrafter"]
@@ -29,6 +30,8 @@ class HeadDrafter(NetworkDrafter):
             return Draft.empty(context.batch_size)
         started, is_new = time.perf_counter(), self.states.lm is None
         logits = self.states.first_logits(context, open_rows)
+        if is_new:
+            wait_for(logits.device)  # once in a run
         return draft_chain(
             self.settings,
             context,

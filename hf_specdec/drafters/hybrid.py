@@ -58,6 +58,11 @@ class HybridDrafter(DrafterBase):
         return _joined(matched, modelled, extended)
 
     @property
+    def device(self) -> torch.device:
+        """That of the model's drafter."""
+        return self.model.device
+
+    @property
     def can_drop_rows(self) -> bool:
         return self.model.can_drop_rows
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC
 
+import torch
 from torch import Tensor
 
 from hf_specdec.drafters.base import DrafterBase, DraftSettings
@@ -28,6 +29,11 @@ class NetworkDrafter(DrafterBase, ABC):
     def __init__(self, settings: DraftSettings, network: DraftNetwork, features: TargetFeatures) -> None:
         super().__init__(settings)
         self.states = HeadStates(settings, network, features)
+
+    @property
+    def device(self) -> torch.device:
+        """That of the network."""
+        return self.states.network.device
 
     @property
     def can_drop_rows(self) -> bool:

@@ -21,6 +21,7 @@ from hf_specdec.layer_gate import LayerGate
 from hf_specdec.layered_lm import LayeredLM
 from hf_specdec.networks.exit_heads import ExitHeads
 from hf_specdec.records import Budget, Context, Draft
+from hf_specdec.timing import wait_for
 from hf_specdec.verify import draw
 from hf_specdec.warping import warp
 
@@ -191,6 +192,7 @@ class SelfDrafter(DrafterBase):
         started, reads_prompt = time.perf_counter(), adapter.lm is None
         mapped = adapter.read(growing.context, growing.tokens, growing.lengths, going)
         if reads_prompt:
+            wait_for(mapped.device)  # once in a run
             growing.prefill_seconds += time.perf_counter() - started
         else:
             growing.num_read = max(growing.num_read, adapter.num_read)

@@ -14,6 +14,7 @@ from hf_specdec.drafters.network_drafter import NetworkDrafter
 from hf_specdec.features import TargetFeatures
 from hf_specdec.networks import DraftNetwork
 from hf_specdec.records import Budget, Context, Draft
+from hf_specdec.timing import wait_for
 from hf_specdec.trees import TreeShape, grow_tree
 
 
@@ -46,6 +47,8 @@ class TreeDrafter(NetworkDrafter):
             return Draft.empty(context.batch_size)
         started, is_new = time.perf_counter(), self.states.lm is None
         log_probs = self.states.first_logits(context, open_rows).log_softmax(-1)
+        if is_new:
+            wait_for(log_probs.device)  # once in a run
         prefill_seconds = time.perf_counter() - started if is_new else 0.0
         layer = 0
 

@@ -17,6 +17,7 @@ from hf_specdec.generation import generate
 from hf_specdec.placement import device_of
 from hf_specdec.sequences import end_tokens
 from hf_specdec.stats import RowStats, SpeculativeStats
+from hf_specdec.timing import wait_for
 
 
 __all__ = ["GreedyRuns", "RowTexts"]
@@ -67,6 +68,7 @@ class GreedyRuns:
         ids, mask = self._padded(prompts)
         started = time.perf_counter()
         plain = self._generate(ids, mask)
+        wait_for(ids.device)
         between = time.perf_counter()
         speculative = self._generate(
             ids,
@@ -77,6 +79,7 @@ class GreedyRuns:
             text_tokenizer=self.tokenizer,
             stats_callback=self._stats.append,
         )
+        wait_for(ids.device)
         self.plain_seconds += between - started
         self.speculative_seconds += time.perf_counter() - between
         trim = self._without_padding if len(prompts) > 1 else Tensor.tolist

@@ -25,6 +25,7 @@ from hf_specdec.quality.judging import Item, Judge
 from hf_specdec.quality.rows import Batch, Row, RowsFile
 from hf_specdec.sequences import pad_left
 from hf_specdec.stats import RowStats, SpeculativeStats
+from hf_specdec.timing import wait_for
 from hf_specdec.warping import whole_law
 
 
@@ -129,6 +130,7 @@ class Evaluation:
                 )
         else:
             sequences = self._speculate(arm, arm.config, inputs, seeds, found)
+        wait_for(sequences.device)
         seconds = time.perf_counter() - started
         prefill = found[0].prefill_seconds if found else clock.steps[0][0] - started
         counts = [_counts(row) for row in found[0].rows] if found else [{} for _ in places]
