@@ -79,6 +79,8 @@ def train(
     recorded_texts: rl.RecordedTexts = None,
     group: rl.Group = rl.GroupName.window,
     group_size: rl.GroupSize = 8,
+    credit: rl.Credit = rl.CreditName.position,
+    draft_temperature: rl.DraftTemperature = 1.0,
     kl_weight: rl.KLWeight = 0.02,
     continual: rl.Continual = None,
     replay_share: rl.ReplayShare = 0.5,

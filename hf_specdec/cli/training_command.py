@@ -110,6 +110,8 @@ def _rcsd(context: typer.Context, asked: Mapping[str, Any]) -> RCSDTraining:
         recorded_texts=asked["recorded_texts"],
         group=asked["group"].value,
         group_size=asked["group_size"],
+        credit=asked["credit"].value,
+        draft_temperature=asked["draft_temperature"],
         kl_weight=asked["kl_weight"],
     )
 

@@ -15,6 +15,9 @@ __all__ = [
     "BatchSize",
     "Beta",
     "Continual",
+    "Credit",
+    "CreditName",
+    "DraftTemperature",
     "EvalEvery",
     "Features",
     "Group",
@@ -56,6 +59,13 @@ class GroupName(StrEnum):
 
     window = "window"
     response = "response"
+
+
+class CreditName(StrEnum):
+    """What GRPO gives an advantage to."""
+
+    position = "position"
+    window = "window"
 
 
 AnswerBatchSize = Annotated[
@@ -119,6 +129,14 @@ Group = Annotated[
 ]
 GroupSize = Annotated[
     int, typer.Option("--group-size", help="GRPO: windows or responses in a group.", rich_help_panel=_RCSD)
+]
+Credit = Annotated[
+    CreditName,
+    typer.Option("--credit", help="GRPO: an advantage for each draft, or one for a window.", rich_help_panel=_RCSD),
+]
+DraftTemperature = Annotated[
+    float,
+    typer.Option("--draft-temperature", help="GRPO: temperature at which windows are sampled.", rich_help_panel=_RCSD),
 ]
 KLWeight = Annotated[
     float, typer.Option("--kl-weight", help="GRPO: weight of the distance to the start.", rich_help_panel=_RCSD)

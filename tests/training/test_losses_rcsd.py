@@ -8,7 +8,7 @@ import torch
 
 from hf_specdec.errors import InvalidConfigError
 from hf_specdec.training.losses import DPOLoss, DraftedRounds, EALLoss, GRPOLoss, Unrolled
-from hf_specdec.training.losses.grpo import advantages_of
+from hf_specdec.training.losses.grpo import relative_advantages
 from hf_specdec.training.losses.windows import Windows, sample_windows
 
 
@@ -38,11 +38,15 @@ def gradients(total, unrolled):
     return torch.autograd.grad(total, list(unrolled.student_logits))
 
 
-def windows_of(unrolled, drafts):
-    """The windows `(group, K)` at the only column of the only text."""
-    tokens = torch.tensor(drafts).T[:, :, None, None]
-    best = torch.stack(list(unrolled.tokens))[:, None]
-    return Windows(tokens, tokens == best, torch.stack(list(unrolled.masks)))
+def windows_of(unrolled, drafts, temperature=1.0):
+    """The windows `(group, K)`, tokens of the draft vocabulary, at the only column of the only text."""
+    drawn = torch.tensor(drafts).T[:, :, None, None]
+    tokens = drawn if unrolled.target_ids is None else unrolled.target_ids[drawn]
+    best = torch.stack([each.argmax(-1) for each in unrolled.target_logits])
+    laws = torch.stack([(each.detach() / temperature).softmax(-1) for each in unrolled.student_logits])
+    ids = torch.arange(laws.shape[-1]) if unrolled.target_ids is None else unrolled.target_ids
+    odds = (laws * (ids == best[..., None])).sum(-1)
+    return Windows(drawn, tokens == best[:, None], torch.stack(list(unrolled.masks)), odds)
 
 
 def test_windows_have_the_drafters_law():
@@ -80,20 +84,20 @@ def test_rewards_stop_at_the_first_rejection_and_windows_reach_one_further():
 
 
 def test_advantages_have_no_mean_and_one_spread_and_vanish_in_equal_groups():
-    advantages = advantages_of(torch.tensor([[0.0, 0.5], [1.0, 0.5], [0.5, 0.5]]))
+    advantages = relative_advantages(torch.tensor([[0.0, 0.5], [1.0, 0.5], [0.5, 0.5]]))
     torch.testing.assert_close(advantages[:, 0], torch.tensor([-1.0, 1.0, 0.0]) * (1.5**0.5), atol=1e-3, rtol=0)
     assert advantages[:, 1].abs().max() == 0
 
 
 @pytest.mark.parametrize("masked", [False, True])
-def test_the_grpo_gradient_is_that_of_the_formula(masked, monkeypatch):
+def test_the_gradient_with_credit_by_window_is_that_of_the_formula(masked, monkeypatch):
     unrolled = chain(columns=1)
     best = [int(each) for each in unrolled.tokens]
     wrong = [(token + 2) % VOCAB for token in best]
     drafts = [best, [best[0], wrong[1], best[2]], [wrong[0], best[1], best[2]]]
     windows = windows_of(unrolled, drafts)
     monkeypatch.setattr("hf_specdec.training.losses.grpo.sample_windows", lambda *args: windows)
-    loss = GRPOLoss(group_size=3, masked=masked, kl_weight=0.0, anchor_weight=0.0)
+    loss = GRPOLoss(group_size=3, credit="window", masked=masked, kl_weight=0.0, anchor_weight=0.0)
     mine = gradients(loss(unrolled).total, unrolled)
     rewards = torch.tensor([1.0, 1 / 3, 0.0])
     advantages = (rewards - rewards.mean()) / (rewards.std(unbiased=False) + 1e-4)
@@ -105,19 +109,49 @@ def test_the_grpo_gradient_is_that_of_the_formula(masked, monkeypatch):
         torch.testing.assert_close(one, other)
 
 
-def test_the_mean_policy_gradient_points_where_that_of_the_expected_length_does():
-    """Without the group's spread, the gradient over all windows of the law is exactly that of `-E[L] / K`."""
-    unrolled = chain(columns=1, vocab=3)
-    log_q = [each.log_softmax(-1)[0, 0] for each in unrolled.student_logits]
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("temperature", [1.0, 0.4])
+@pytest.mark.parametrize("trained", [STEPS, 2])
+@pytest.mark.parametrize("ids", [None, [2, 3, 1]])  # the target's second choice is not in the draft vocabulary
+def test_over_all_windows_the_gradient_is_that_of_the_expected_length(ids, trained, temperature, masked, monkeypatch):
+    unrolled = chain(columns=1, vocab=4, ids=ids, seed=4)
+    assert ids is None or [int(each) in ids for each in unrolled.tokens] == [True, False, True]
+    unrolled = replace(unrolled, masks=[each & (step < trained) for step, each in enumerate(unrolled.masks)])
+    laws = [(each / temperature).softmax(-1)[0, 0].detach() for each in unrolled.student_logits]
+    loss = GRPOLoss(group_size=1, masked=masked, temperature=temperature, kl_weight=0.0, anchor_weight=0.0)
     total = 0.0
-    for drafts in itertools.product(range(3), repeat=STEPS):
-        windows = windows_of(unrolled, [drafts])
-        law = sum(each[token] for each, token in zip(log_q, drafts, strict=True)).exp().detach()
-        scored = (windows.log_probabilities(unrolled.student_logits, 1.0) * windows.reached).sum()
-        total = total - law * windows.rewards.item() * scored
-    expected = gradients(EALLoss(kl_weight=0.0)(unrolled).total, unrolled)
+    for drafts in itertools.product(range(len(laws[0])), repeat=STEPS):
+        windows = windows_of(unrolled, [drafts], temperature)
+        monkeypatch.setattr("hf_specdec.training.losses.grpo.sample_windows", lambda *args, found=windows: found)
+        likely = torch.stack([law[token] for law, token in zip(laws, drafts, strict=True)]).prod()
+        total = total + likely * loss(unrolled).total
+    tempered = replace(unrolled, student_logits=[each / temperature for each in unrolled.student_logits])
+    expected = torch.autograd.grad(EALLoss(kl_weight=0.0)(tempered).total, list(unrolled.student_logits))
     for one, other in zip(gradients(total, unrolled), expected, strict=True):
-        torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-4)
+        torch.testing.assert_close(one, other, atol=1e-7, rtol=1e-4)
+
+
+def test_an_advantage_by_position_is_what_the_draft_changes():
+    """Acceptances 0.5, 0.8 and 0.25: a window is worth 1.25 behind its second draft, 1 behind its first, and 1 at first."""
+    matches = torch.tensor([[1, 1, 1], [1, 1, 0], [1, 0, 1], [0, 1, 1]], dtype=torch.bool).T[:, :, None, None]
+    odds, trained = torch.tensor([0.5, 0.8, 0.25])[:, None, None], torch.ones(STEPS, 1, 1, dtype=torch.bool)
+    windows = Windows(torch.zeros(matches.shape, dtype=torch.long), matches, trained, odds)
+    expected = [[1.0, 0.25, 0.75], [1.0, 0.25, -0.25], [1.0, -1.0, 0.0], [-1.0, 0.0, 0.0]]
+    found = windows.advantages[..., 0, 0].T
+    torch.testing.assert_close(found * windows.reached[..., 0, 0].T, torch.tensor(expected) / STEPS)
+
+
+@pytest.mark.parametrize("ids", [None, [4, 2, 1]])
+def test_odds_are_the_drafters_on_the_targets_choice(ids):
+    unrolled = chain(columns=30, ids=ids)
+    found = sample_windows(unrolled, 2, temperature=0.6)
+    for step, logits in enumerate(unrolled.student_logits):
+        law = torch.zeros(30, VOCAB)
+        law[:, range(VOCAB) if ids is None else ids] = (logits.detach() / 0.6).softmax(-1)[0]
+        best = unrolled.tokens[step][0]
+        torch.testing.assert_close(found.odds[step, 0], law.gather(-1, best[:, None])[:, 0])
+        drawn = found.drafts[step] if ids is None else torch.tensor(ids)[found.drafts[step]]
+        assert torch.equal(found.matches[step], drawn == best)
 
 
 def test_the_distance_to_the_reference_is_zero_at_the_reference_and_never_negative():
@@ -136,7 +170,7 @@ def test_responses_are_rows_of_rounds():
     accepted[:, 0, 0, 2] = True  # not visited
     trained = torch.ones(STEPS, 1, 6, dtype=torch.bool)
     trained[:, 0, 0] = False
-    windows = Windows(torch.zeros(accepted.shape, dtype=torch.long), accepted, trained)
+    windows = Windows(torch.zeros(accepted.shape, dtype=torch.long), accepted, trained, torch.zeros(trained.shape))
     rewards, visited = windows.rewards_of_responses()
     assert visited[:, 0].int().tolist() == [[0, 1, 0, 1, 1, 0], [0, 1, 1, 1, 1, 1]]
     torch.testing.assert_close(rewards.flatten(), torch.tensor([(1 + 0 + 2) / 3 / 3, 0.0]))
@@ -257,7 +291,9 @@ def test_tokens_outside_the_draft_vocabulary_have_no_part():
     ("loss", "options", "words"),
     [
         (GRPOLoss, {"group": "batch"}, "window"),
-        (GRPOLoss, {"group_size": 1}, "group_size"),
+        (GRPOLoss, {"group_size": 1, "credit": "window"}, "group_size"),
+        (GRPOLoss, {"group_size": 0}, "group_size"),
+        (GRPOLoss, {"credit": "token"}, "position"),
         (DPOLoss, {"pairs": "all"}, "literal"),
         (DPOLoss, {"beta": 0.0}, "beta"),
     ],

@@ -42,6 +42,7 @@ from hf_specdec.training.texts import Text
 __all__ = ["Plan", "reproduce"]
 
 _MEASURED_ONLY = ("held_out", "measured_tokens", "steps", "seeds", "evaluate_every")  # drafters do not depend on them
+_BEFORE = {"hass_on": "target", "credit": "window", "draft_temperature": 1.0}  # runs that were not told
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +110,7 @@ def reproduce(
     out.mkdir(parents=True, exist_ok=True)
     options = options or RCSDTraining()
     asked = trained_by(plan, _MEASURED_ONLY) | asdict(options)
-    keep_plan(out / "plan.json", asked, later={"hass_on": "target"})
+    keep_plan(out / "plan.json", asked, later=_BEFORE)
     training, held_out = (tokenizer.encode_all(pair.tokenizer, side) for side in corpus.load(docs, library))
     prompts = windows(held_out, plan.held_out, plan.prompt_tokens)
     texts = target_texts(

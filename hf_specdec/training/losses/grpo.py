@@ -22,11 +22,12 @@ _LEAST_SPREAD = 1e-4
 @final
 @dataclass(frozen=True)
 class GRPOLoss:
-    """Group-relative policy optimisation with the acceptance rate as reward (named by RCSD's abstract; all formulas *ours*).
+    """Policy optimisation on windows that the drafter samples, with the acceptance rate as reward (GRPO and the reward are
+    named by RCSD's abstract; all formulas *ours*).
 
     `G` windows of K drafts are sampled from the drafter. A draft is accepted where it is the target's best token and all
-    before it were accepted, as greedy decoding judges; `R = accepted / K`. With the advantages `A = (R - mean) / (std + 1e-4)`
-    in the group, the loss of a window is the sum over its accepted drafts and its first rejected one of
+    before it were accepted, as greedy decoding judges; `R = accepted / K`. The loss of a window is the sum over its accepted
+    drafts and its first rejected one of
 
     `-min(ratio A, clip(ratio, 1 - clip, 1 + clip) A) + kl_weight * (q_ref / q - 1 - ln(q_ref / q))`
 
@@ -35,11 +36,18 @@ class GRPOLoss:
     no pass of the target is needed, and the windows are on-policy exactly.
 
     Args:
-        group_size (`int`): G.
-        group (`"window"` or `"response"`): Windows of one anchor, or rollouts of a whole text, each a row of rounds that
-            starts where the one before ended; the reward of a rollout is the mean of its rounds'.
+        group_size (`int`): G, at least 2 for `credit="window"`.
+        group (`"window"` or `"response"`): Windows of every anchor, or rollouts of a whole text, each a row of rounds that
+            starts where the one before ended, and only the windows at which those rounds stand.
+        credit (`"position"` or `"window"`): `"position"` gives each draft what it changes itself: with `a_i` the drafter's
+            probability of the target's choice and `V_i = a_i (1 + V_{i+1})` the drafts that are to be expected from `i` on,
+            `A_i = (1 + V_{i+1} - V_i) / K` where draft `i` is accepted and `-V_i / K` where it is rejected. The mean over all
+            windows is then the gradient of the expected accepted length, that of [`EALLoss`] at `temperature`. `"window"`, the
+            group-relative reading, gives all drafts of a window, the rejected one too, `A = (R - mean) / (std + 1e-4)` in the
+            group, where the reward of a rollout is the mean of its rounds'.
         temperature (`float`): Temperature at which windows are sampled and scored.
-        masked (`bool`): Whether a draft that is the target's own choice is never penalised (published).
+        masked (`bool`): Whether a draft that is the target's own choice is never penalised (published); with credit by position
+            none ever is.
         clip (`float`): Distance of the ratio from 1 at which it is clipped.
         kl_weight (`float`): Weight of the distance to the frozen reference, by the estimator `k3` on the sampled drafts.
         anchor_weight (`float`): Weight of [`KLLoss`] to the target, which keeps supervision alive.
@@ -50,6 +58,7 @@ class GRPOLoss:
 
     group_size: int = 8
     group: Literal["window", "response"] = "window"
+    credit: Literal["position", "window"] = "position"
     temperature: float = 1.0
     masked: bool = True
     clip: float = 0.2
@@ -59,10 +68,13 @@ class GRPOLoss:
     def __post_init__(self) -> None:
         if self.group not in ("window", "response"):
             raise InvalidConfigError(f'group must be "window" or "response", got {self.group!r}')
-        if self.group_size < 2 or self.temperature <= 0 or not 0 < self.clip < 1:
+        if self.credit not in ("position", "window"):
+            raise InvalidConfigError(f'credit must be "position" or "window", got {self.credit!r}')
+        least = 2 if self.credit == "window" else 1  # one window has nothing to be compared with
+        if self.group_size < least or self.temperature <= 0 or not 0 < self.clip < 1:
             raise InvalidConfigError(
-                "group_size must be at least 2, temperature above 0 and clip between 0 and 1, got "
-                f"{self.group_size}, {self.temperature} and {self.clip}"
+                f"group_size must be at least {least} with credit={self.credit!r}, temperature above 0 and clip between 0 and "
+                f"1, got {self.group_size}, {self.temperature} and {self.clip}"
             )
 
     def __call__(self, unrolled: Unrolled) -> LossValue:
@@ -70,7 +82,7 @@ class GRPOLoss:
         rewards, visited = windows.rewards, windows.trained[0]
         if self.group == "response":
             rewards, visited = windows.rewards_of_responses()
-        advantages = advantages_of(rewards)
+        advantages = windows.advantages if self.credit == "position" else relative_advantages(rewards)
         counted = windows.reached & visited
         if self.masked:
             counted = counted & ~((advantages < 0) & windows.matches)
@@ -90,7 +102,7 @@ class GRPOLoss:
         return LossValue(total, parts)
 
 
-def advantages_of(rewards: Tensor) -> Tensor:
+def relative_advantages(rewards: Tensor) -> Tensor:
     """`(R - mean) / (std + 1e-4)` over the group, the first dimension; 0 in a group that is all alike."""
     spread = rewards.std(0, unbiased=False)
     return (rewards - rewards.mean(0)) / (spread + _LEAST_SPREAD)

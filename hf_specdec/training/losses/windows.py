@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hf_specdec.errors import InvalidConfigError
 from hf_specdec.training.losses.base import Unrolled
+from hf_specdec.training.losses.survival import on_draft_vocabulary
 
 
 __all__ = ["Windows", "sample_windows"]
@@ -24,11 +25,13 @@ class Windows:
         drafts (`torch.LongTensor` of shape `(K, group, batch, tokens)`): Tokens of the draft vocabulary.
         matches (`torch.BoolTensor` of the same shape): Which of them are the target's choice.
         trained (`torch.BoolTensor` of shape `(K, batch, tokens)`): Which drafts of each chain are trained.
+        odds (`torch.FloatTensor` of shape `(K, batch, tokens)`): How likely the drafter is to draw the target's choice.
     """
 
     drafts: Tensor
     matches: Tensor
     trained: Tensor
+    odds: Tensor
 
     @property
     def accepted(self) -> Tensor:
@@ -45,6 +48,18 @@ class Windows:
     def rewards(self) -> Tensor:
         """`(group, batch, tokens)`: the share of a window that is accepted."""
         return self.accepted.sum(0) / self.trained.sum(0).clamp(min=1)
+
+    @property
+    def advantages(self) -> Tensor:
+        """`(K, group, batch, tokens)`: how much more of the window is to be expected once draft `i`, which is reached, is known
+        than before: `(1 + V_{i+1}) (accepted_i - a_i) / K_t` with `V_i = a_i (1 + V_{i+1})`, the drafts that will be accepted
+        from `i` on. At least 0 where it is accepted, at most 0 where it is rejected, and 0 in the mean."""
+        gains, following = [], torch.ones_like(self.odds[0])
+        backwards = (each.flip(0) for each in (self.odds, self.trained, self.accepted))
+        for odds, trained, accepted in zip(*backwards, strict=True):
+            gains.append(following * (accepted.to(odds) - odds))
+            following = 1.0 + trained * odds * following
+        return torch.stack(gains[::-1]) / self.trained.sum(0).clamp(min=1)
 
     def rewards_of_responses(self) -> tuple[Tensor, Tensor]:
         """`(group, batch, 1)`, the mean reward of each rollout's rounds, and `(group, batch, tokens)`, the columns at which
@@ -81,7 +96,7 @@ def sample_windows(unrolled: Unrolled, group_size: int, temperature: float) -> W
     rows, columns = unrolled.masks[0].shape
     if len(unrolled.seeds) != rows:
         raise InvalidConfigError(f"sampling needs one seed for each of the {rows} texts, got {len(unrolled.seeds)}")
-    drafts, matches = [], []
+    drafts, matches, odds = [], [], []
     for step, (student, target) in enumerate(zip(unrolled.student_logits, unrolled.target_logits, strict=True)):
         uniforms = torch.stack(
             [
@@ -89,11 +104,13 @@ def sample_windows(unrolled: Unrolled, group_size: int, temperature: float) -> W
                 for seed in unrolled.seeds
             ]
         )
-        cumulated = (student.detach().float() / temperature).softmax(-1).cumsum(-1)
+        law = (student.detach().float() / temperature).softmax(-1)
+        cumulated = law.cumsum(-1)
         # The last entry is 1 but for rounding, and no draft may lie beyond it.
         drawn = torch.searchsorted(cumulated, uniforms.to(cumulated) * cumulated[..., -1:], right=True)
         drawn = drawn.clamp(max=student.shape[-1] - 1).movedim(-1, 0)
-        tokens = drawn if unrolled.target_ids is None else unrolled.target_ids[drawn]
+        places, known = on_draft_vocabulary(target.argmax(-1), unrolled.target_ids)
         drafts.append(drawn)
-        matches.append(tokens == target.argmax(-1))
-    return Windows(torch.stack(drafts), torch.stack(matches), torch.stack(list(unrolled.masks)))
+        matches.append((drawn == places) & known)
+        odds.append(law.gather(-1, places[..., None])[..., 0] * known)
+    return Windows(torch.stack(drafts), torch.stack(matches), torch.stack(list(unrolled.masks)), torch.stack(odds))

@@ -25,6 +25,8 @@ class RCSDTraining:
         recorded_texts (`int`, *optional*): DPO: most texts that are recorded each time; as many as the steps read where None.
         group (`"window"` or `"response"`): GRPO: what is compared with what, see [`GRPOLoss`].
         group_size (`int`): GRPO: windows or responses in a group.
+        credit (`"position"` or `"window"`): GRPO: whether each draft has an advantage of its own, see [`GRPOLoss`].
+        draft_temperature (`float`): GRPO: temperature at which windows are sampled.
         kl_weight (`float`): GRPO: weight of the distance to the frozen reference.
         anchor_weight (`float`): Weight of the divergence from the target, which keeps supervision alive.
 
@@ -39,6 +41,8 @@ class RCSDTraining:
     recorded_texts: int | None = None
     group: Literal["window", "response"] = "window"
     group_size: int = 8
+    credit: Literal["position", "window"] = "position"
+    draft_temperature: float = 1.0
     kl_weight: float = 0.02
     anchor_weight: float = 0.1
 
@@ -64,6 +68,8 @@ class RCSDTraining:
         return GRPOLoss(
             group_size=self.group_size,
             group=self.group,
+            credit=self.credit,
+            temperature=self.draft_temperature,
             masked=self.masked,
             kl_weight=self.kl_weight,
             anchor_weight=self.anchor_weight,
