@@ -10,6 +10,14 @@ from hf_specdec.errors import InvalidConfigError
 from hf_specdec.training.losses import DPOLoss, DraftedRounds, EALLoss, GRPOLoss, Unrolled
 from hf_specdec.training.losses.grpo import relative_advantages
 from hf_specdec.training.losses.windows import Windows, sample_windows
+from hf_specdec.training.options import TrainingOptions
+from hf_specdec.training.rcsd import roll_out
+from hf_specdec.training.recipes import RECIPES
+from hf_specdec.training.texts import observe
+from hf_specdec.training.trainer import train
+from hf_specdec.training.unroll import unroll
+from tests.networks import drafter_for, small_target
+from tests.training.test_trainer import sample
 
 
 STEPS, VOCAB = 3, 5
@@ -162,18 +170,51 @@ def test_the_distance_to_the_reference_is_zero_at_the_reference_and_never_negati
     assert loss(same).parts["reference"] == 0
 
 
+def test_a_chain_ends_with_the_first_token_that_is_not_the_targets_choice():
+    """Behind it the text is not what an accepted window would be, so such drafts change neither reward nor gradient."""
+    unrolled = chain(columns=3)
+    tokens = [each.clone() for each in unrolled.tokens]
+    tokens[1][0, 1] = (tokens[1][0, 1] + 1) % VOCAB  # at column 1 the second token
+    tokens[0][0, 2] = (tokens[0][0, 2] + 1) % VOCAB  # at column 2 the first one
+    unrolled = replace(unrolled, tokens=tokens)
+    windows = sample_windows(unrolled, 4, 1.0)
+    assert windows.trained[:, 0].T.int().tolist() == [[1, 1, 1], [1, 1, 0], [1, 0, 0]]
+    value = GRPOLoss(group_size=64, kl_weight=0.1, anchor_weight=0.0)(unrolled)
+    assert value.parts["judged"] == pytest.approx(6 / 9)
+    touched = torch.stack(gradients(value.total, unrolled)).abs().sum(-1)[:, 0] > 0
+    assert torch.equal(touched, windows.trained[:, 0])
+
+
 def test_responses_are_rows_of_rounds():
-    # One rollout accepts 1, 0 and 2 drafts at columns 1, 3 and 4; the other accepts nothing, at every column from 1 on.
-    accepted = torch.zeros(STEPS, 2, 1, 6, dtype=torch.bool)
-    accepted[:1, 0, 0, 1] = True
-    accepted[:2, 0, 0, 4] = True
-    accepted[:, 0, 0, 2] = True  # not visited
-    trained = torch.ones(STEPS, 1, 6, dtype=torch.bool)
-    trained[:, 0, 0] = False
+    # One rollout accepts 1, 0 and 2 drafts at columns 2, 4 and 5; the other accepts nothing, at every column from 2 on.
+    accepted = torch.zeros(STEPS, 2, 1, 7, dtype=torch.bool)
+    accepted[:1, 0, 0, 2] = True
+    accepted[:2, 0, 0, 5] = True
+    accepted[:, 0, 0, 3] = True  # not visited
+    trained = torch.ones(STEPS, 1, 7, dtype=torch.bool)
+    trained[:, 0, 0] = False  # column 1 drafts what the prefill chooses
     windows = Windows(torch.zeros(accepted.shape, dtype=torch.long), accepted, trained, torch.zeros(trained.shape))
     rewards, visited = windows.rewards_of_responses()
-    assert visited[:, 0].int().tolist() == [[0, 1, 0, 1, 1, 0], [0, 1, 1, 1, 1, 1]]
+    assert visited[:, 0].int().tolist() == [[0, 0, 1, 0, 1, 1, 0], [0, 0, 1, 1, 1, 1, 1]]
     torch.testing.assert_close(rewards.flatten(), torch.tensor([(1 + 0 + 2) / 3 / 3, 0.0]))
+
+
+@pytest.mark.parametrize("num_prompt_tokens", [2, 5])
+def test_rounds_of_a_response_stand_where_those_of_the_loop_do(num_prompt_tokens):
+    """Windows at a temperature of nearly 0 are what greedy drafting drafts."""
+    target = small_target()
+    text = sample(target, list(range(7, 7 + num_prompt_tokens)), 30)
+    network = drafter_for(target, "eagle")
+    options = TrainingOptions(max_steps=25, batch_size=1, learning_rate=1e-2, clip=5.0)
+    train(target, network, [text], RECIPES["hass"], options)
+    (recording,) = roll_out(target, network, [text], steps=STEPS)
+    with torch.no_grad():
+        unrolled = unroll(network, observe(target, network, [text]), STEPS)
+    visited = sample_windows(replace(unrolled, seeds=[0]), 1, 1e-4).rewards_of_responses()[1][0, 0]
+    found = [each.anchor for each in recording.rounds]
+    assert len({each.num_accepted for each in recording.rounds}) > 1
+    assert found[0] == num_prompt_tokens - 1
+    assert visited.nonzero().flatten().tolist()[: len(found)] == found
 
 
 def test_groups_of_responses_train_visited_columns_only():

@@ -24,7 +24,8 @@ class Windows:
     Args:
         drafts (`torch.LongTensor` of shape `(K, group, batch, tokens)`): Tokens of the draft vocabulary.
         matches (`torch.BoolTensor` of the same shape): Which of them are the target's choice.
-        trained (`torch.BoolTensor` of shape `(K, batch, tokens)`): Which drafts of each chain are trained.
+        trained (`torch.BoolTensor` of shape `(K, batch, tokens)`): Which drafts of each chain are trained: those up to the
+            text's first token that is not the target's choice, behind which an accepted window would not be the text.
         odds (`torch.FloatTensor` of shape `(K, batch, tokens)`): How likely the drafter is to draw the target's choice.
     """
 
@@ -63,9 +64,10 @@ class Windows:
 
     def rewards_of_responses(self) -> tuple[Tensor, Tensor]:
         """`(group, batch, 1)`, the mean reward of each rollout's rounds, and `(group, batch, tokens)`, the columns at which
-        those rounds stand. A round that accepts `n` drafts commits `n + 1` tokens, and the next one stands there."""
+        those rounds stand. A round that accepts `n` drafts commits `n + 1` tokens, and the next one stands there. No round
+        stands at the first trained column, whose first draft is about the token that the prefill chooses."""
         lengths, trained, columns = self.accepted.sum(0), self.trained[0], self.trained.shape[-1]
-        due = trained.long().argmax(-1).expand(lengths.shape[:2])
+        due = (trained.long().argmax(-1) + 1).expand(lengths.shape[:2])
         visited = torch.zeros(lengths.shape, dtype=torch.bool, device=lengths.device)
         for column in range(columns):
             here = (due == column) & trained[:, column]
@@ -96,7 +98,8 @@ def sample_windows(unrolled: Unrolled, group_size: int, temperature: float) -> W
     rows, columns = unrolled.masks[0].shape
     if len(unrolled.seeds) != rows:
         raise InvalidConfigError(f"sampling needs one seed for each of the {rows} texts, got {len(unrolled.seeds)}")
-    drafts, matches, odds = [], [], []
+    drafts, matches, odds, trained = [], [], [], []
+    is_choice = torch.ones_like(unrolled.masks[0])  # of all tokens of the chain so far
     for step, (student, target) in enumerate(zip(unrolled.student_logits, unrolled.target_logits, strict=True)):
         uniforms = torch.stack(
             [
@@ -109,8 +112,11 @@ def sample_windows(unrolled: Unrolled, group_size: int, temperature: float) -> W
         # The last entry is 1 but for rounding, and no draft may lie beyond it.
         drawn = torch.searchsorted(cumulated, uniforms.to(cumulated) * cumulated[..., -1:], right=True)
         drawn = drawn.clamp(max=student.shape[-1] - 1).movedim(-1, 0)
-        places, known = on_draft_vocabulary(target.argmax(-1), unrolled.target_ids)
+        choices = target.argmax(-1)
+        places, known = on_draft_vocabulary(choices, unrolled.target_ids)
         drafts.append(drawn)
         matches.append((drawn == places) & known)
         odds.append(law.gather(-1, places[..., None])[..., 0] * known)
-    return Windows(torch.stack(drafts), torch.stack(matches), torch.stack(list(unrolled.masks)), torch.stack(odds))
+        trained.append(unrolled.masks[step] & is_choice)
+        is_choice = is_choice & (unrolled.tokens[step] == choices)
+    return Windows(torch.stack(drafts), torch.stack(matches), torch.stack(trained), torch.stack(odds))
