@@ -74,6 +74,7 @@ def train(
     seed: rl.Seed = 0,
     masked: rl.Masked = True,
     pairs: rl.Pairs = rl.PairsName.continuation,
+    rejected: rl.Rejected = rl.RejectedName.all,
     beta: rl.Beta = 0.1,
     refreshes: rl.Refreshes = 2,
     recorded_texts: rl.RecordedTexts = None,

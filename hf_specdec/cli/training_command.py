@@ -105,6 +105,7 @@ def _rcsd(context: typer.Context, asked: Mapping[str, Any]) -> RCSDTraining:
     return RCSDTraining(
         masked=asked["masked"],
         pairs=asked["pairs"].value,
+        rejected=asked["rejected"].value,
         beta=asked["beta"],
         refreshes=1 if once else asked["refreshes"],
         recorded_texts=asked["recorded_texts"],

@@ -35,6 +35,8 @@ __all__ = [
     "RecordedTexts",
     "ReferenceWeight",
     "Refreshes",
+    "Rejected",
+    "RejectedName",
     "ReplayShare",
     "Resume",
     "SaveEvery",
@@ -52,6 +54,13 @@ class PairsName(StrEnum):
 
     literal = "literal"
     continuation = "continuation"
+
+
+class RejectedName(StrEnum):
+    """What of a rejected draft is the rejected side of a pair."""
+
+    first = "first"
+    all = "all"
 
 
 class GroupName(StrEnum):
@@ -108,6 +117,14 @@ Pairs = Annotated[
     typer.Option(
         "--pairs",
         help="DPO: prefer the accepted tokens (literal) or what the target wrote (continuation) to the rejected ones.",
+        rich_help_panel=_RCSD,
+    ),
+]
+Rejected = Annotated[
+    RejectedName,
+    typer.Option(
+        "--rejected",
+        help="DPO: the rejected side is the first rejected token, or all from there on.",
         rich_help_panel=_RCSD,
     ),
 ]

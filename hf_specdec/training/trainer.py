@@ -20,12 +20,12 @@ from transformers import get_cosine_schedule_with_warmup
 from hf_specdec.errors import InvalidConfigError
 from hf_specdec.networks import DraftNetwork
 from hf_specdec.training.checkpoints import latest_checkpoint, load_checkpoint, save_checkpoint
-from hf_specdec.training.losses import DraftedRounds, Unrolled
+from hf_specdec.training.losses import DraftedRounds, PairLoss, Unrolled
 from hf_specdec.training.options import TrainingOptions
 from hf_specdec.training.recipes import Recipe
 from hf_specdec.training.survival_head import SurvivalHead
-from hf_specdec.training.texts import Text, TextBatch, digest_of, observe
-from hf_specdec.training.unroll import drafted_logits, unroll
+from hf_specdec.training.texts import Text, TextBatch, digest_of, observe, padded
+from hf_specdec.training.unroll import chain_masks, drafted_logits, unroll
 
 
 if TYPE_CHECKING:
@@ -269,9 +269,10 @@ class _State:
             )
 
     @property
-    def num_steps(self) -> int:
-        """Drafts per chain."""
-        return int(self.accelerator.unwrap_model(self.module).recipe.num_steps)
+    def recipe(self) -> Recipe:
+        """Loss and steps."""
+        recipe: Recipe = self.accelerator.unwrap_model(self.module).recipe
+        return recipe
 
     def collect(self) -> None:
         """Brings the weights to the network, where they are trained elsewhere."""
@@ -322,12 +323,16 @@ def _one_step(
     seeds = seeds[accelerator.process_index :: accelerator.num_processes]
     size = options.micro_batch_size
     cuts = [slice(start, start + size) for start in range(0, len(own), size)]
-    loss, counts = 0.0, torch.zeros(2, state.num_steps, dtype=torch.long)
+    num_steps, density = state.recipe.num_steps, None
+    if rounds is not None and isinstance(state.recipe.loss, PairLoss):
+        masks = chain_masks(padded(batch)[1], num_steps)
+        density = state.recipe.loss.num_pairs(rounds(batch, num_steps), masks) / anchors
+    loss, counts = 0.0, torch.zeros(2, num_steps, dtype=torch.long)
     for cut in cuts:
         part = own[cut]
         share = sum(text.num_anchors for text in part) / anchors
         with nullcontext() if cut is cuts[-1] else state.no_sync():
-            found = None if rounds is None else rounds(part, state.num_steps)
+            found = None if rounds is None else replace(rounds(part, num_steps), pairs_per_anchor=density)
             value, seen = state.losses(observed(part), seeds[cut], found)
             accelerator.backward(value * share * accelerator.num_processes)
         loss += float(value.detach()) * share

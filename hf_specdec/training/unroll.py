@@ -16,7 +16,7 @@ from hf_specdec.training.losses import Unrolled
 from hf_specdec.training.texts import TextBatch
 
 
-__all__ = ["drafted_logits", "unroll"]
+__all__ = ["chain_masks", "drafted_logits", "unroll"]
 
 _MASKABLE = ("eager", "sdpa")
 
@@ -54,7 +54,7 @@ def unroll(network: DraftNetwork, batch: TextBatch, num_steps: int, *, detach: b
     return Unrolled(
         student_logits=all_logits,
         target_logits=[_ahead(batch.logits, 1 + step) for step in steps],
-        masks=_chain_masks(batch.loss_mask, num_steps),
+        masks=chain_masks(batch.loss_mask, num_steps),
         tokens=[_ahead(batch.tokens, 2 + step) for step in steps],
         target_ids=network.target_ids if isinstance(network, Eagle3Drafter) and network.is_reduced else None,
         student_states=all_states,
@@ -103,7 +103,7 @@ def _ahead(values: Tensor, distance: int) -> Tensor:
     return pad(kept, [0, 0] * (values.ndim - 2) + [0, values.shape[1] - kept.shape[1]])
 
 
-def _chain_masks(loss_mask: Tensor, num_steps: int) -> list[Tensor]:
+def chain_masks(loss_mask: Tensor, num_steps: int) -> list[Tensor]:
     """A draft is trained if its token and those of all drafts before it in its chain are."""
     masks = [_ahead(loss_mask, 2)]
     for step in range(1, num_steps):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hf_specdec.errors import InvalidConfigError
-from hf_specdec.training.losses import DPOLoss, DraftedRounds, EALLoss, GRPOLoss, Unrolled
+from hf_specdec.training.losses import DPOLoss, DraftedRounds, EALLoss, GRPOLoss, NearReferenceLoss, PairLoss, Unrolled
 from hf_specdec.training.losses.grpo import relative_advantages
 from hf_specdec.training.losses.windows import Windows, sample_windows
 from hf_specdec.training.options import TrainingOptions
@@ -260,11 +260,12 @@ def with_round(accepted, *, aligned=(), **options):
     return replace(unrolled, rounds=rounds_for(unrolled, accepted, drafts, choices)), best, drafts
 
 
+@pytest.mark.parametrize("rejected_side", ["first", "all"])
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("pairs", ["literal", "continuation"])
-def test_dpo_is_the_formula(pairs, masked):
+def test_dpo_is_the_formula(pairs, masked, rejected_side):
     unrolled, best, drafts = with_round(1, aligned=(2,))
-    loss = DPOLoss(pairs=pairs, masked=masked, beta=0.5, decay=0.9, anchor_weight=0.0)
+    loss = DPOLoss(pairs=pairs, rejected=rejected_side, masked=masked, beta=0.5, decay=0.9, anchor_weight=0.0)
 
     def gain(student, reference, step, token):
         return (student[step].log_softmax(-1) - reference[step].log_softmax(-1))[0, 0, token]
@@ -274,16 +275,37 @@ def test_dpo_is_the_formula(pairs, masked):
 
     rounds = unrolled.rounds
     chosen = [0] if pairs == "literal" else [1, 2]
-    rejected = [1] if masked else [1, 2]
+    rejected = [1] if masked or rejected_side == "first" else [1, 2]
     won = sum(weight(i) * gain(unrolled.student_logits, unrolled.reference_logits, i, best[i]) for i in chosen)
     lost = sum(weight(i) * gain(rounds.student_logits, rounds.reference_logits, i, drafts[i]) for i in rejected)
-    anchors = 3
-    expected = torch.nn.functional.softplus(-0.5 * (won - lost)) / anchors
     value = loss(unrolled)
-    torch.testing.assert_close(value.total, expected)
-    assert value.parts["pairs"] == 1
+    torch.testing.assert_close(value.total, torch.nn.functional.softplus(-0.5 * (won - lost)))
+    assert value.parts["pairs"] == pytest.approx(1 / 3)  # of three anchors
+    assert value.parts["preferred"] == float(won > lost)
     pulled = torch.autograd.grad(value.total, list(rounds.student_logits), allow_unused=True)
     assert [step for step, each in enumerate(pulled) if each is not None and bool(each.any())] == rejected
+
+
+def test_the_dpo_loss_is_a_mean_over_the_pairs_of_a_step():
+    """Two texts, of one of which the round is no pair, and either text by itself as a part of the step."""
+    parts = [with_round(1)[0], with_round(STEPS)[0], with_round(0, seed=3)[0]]
+    loss = DPOLoss(beta=0.5, anchor_weight=0.0)
+    alone = [loss(part).total for part in parts]
+    assert [loss.num_pairs(part.rounds, part.masks) for part in parts] == [1, 0, 1]
+    assert alone[1] == 0
+    step = 2 / 9  # pairs by anchors
+    shares = [loss(replace(part, rounds=replace(part.rounds, pairs_per_anchor=step))) for part in parts]
+    whole = sum(value.total for value in shares) / 3
+    torch.testing.assert_close(whole, (alone[0] + alone[2]) / 2)
+    assert sum(value.parts["pairs"] for value in shares) / 3 == pytest.approx(step)
+    whole = sum(value.parts["preferred"] for value in shares) / 3
+    assert whole == pytest.approx(sum(loss(part).parts["preferred"] for part in parts) / 2)
+    none = replace(parts[1], rounds=replace(parts[1].rounds, pairs_per_anchor=0.0))
+    assert loss(none).total == 0
+    near = NearReferenceLoss(loss)
+    assert isinstance(near, PairLoss)
+    assert near.num_pairs(parts[0].rounds, parts[0].masks) == 1
+    assert NearReferenceLoss(EALLoss()).num_pairs(parts[0].rounds, parts[0].masks) == 0
 
 
 def test_target_aligned_tokens_are_never_penalised():
@@ -300,7 +322,7 @@ def test_at_the_reference_each_pair_costs_ln_2_and_rounds_without_rejection_cost
     same = replace(unrolled, reference_logits=[each.detach() for each in unrolled.student_logits], rounds=rounds)
     for pairs in ("literal", "continuation"):
         total = DPOLoss(pairs=pairs, anchor_weight=0.0)(same).total
-        torch.testing.assert_close(total, torch.tensor(2.0).log() / 3)
+        torch.testing.assert_close(total, torch.tensor(2.0).log())
     whole, _, _ = with_round(3)
     assert DPOLoss(anchor_weight=0.0)(whole).total == 0
     nothing, _, _ = with_round(0)  # nothing accepted: the literal reading has no chosen side
@@ -336,6 +358,7 @@ def test_tokens_outside_the_draft_vocabulary_have_no_part():
         (GRPOLoss, {"group_size": 0}, "group_size"),
         (GRPOLoss, {"credit": "token"}, "position"),
         (DPOLoss, {"pairs": "all"}, "literal"),
+        (DPOLoss, {"rejected": "last"}, "first"),
         (DPOLoss, {"beta": 0.0}, "beta"),
     ],
 )

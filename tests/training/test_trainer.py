@@ -109,7 +109,7 @@ def test_reinforcement_goes_on_where_hass_stopped(name):
     assert before < 0.8 * most
     for _ in range(10):  # on-policy refreshes, each from where the last one ended
         rounds = RoundBook(roll_out(target, network, [text], steps=3)) if name == "rcsd-dpo" else None
-        train(target, network, [text], recipe, replace(options, max_steps=20), rounds=rounds)
+        train(target, network, [text], recipe, replace(options, max_steps=20, learning_rate=3e-3), rounds=rounds)
         (after,) = acceptance_lengths(target, network, [prompt], **options_of_run)
         if after >= 0.95 * most:
             break

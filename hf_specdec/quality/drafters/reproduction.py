@@ -42,7 +42,12 @@ from hf_specdec.training.texts import Text
 __all__ = ["Plan", "reproduce"]
 
 _MEASURED_ONLY = ("held_out", "measured_tokens", "steps", "seeds", "evaluate_every")  # drafters do not depend on them
-_BEFORE = {"hass_on": "target", "credit": "window", "draft_temperature": 1.0}  # runs that were not told
+_BEFORE = {
+    "hass_on": "target",
+    "credit": "window",
+    "draft_temperature": 1.0,
+    "rejected": "all",
+}  # runs that were not told
 
 
 @dataclass(frozen=True, kw_only=True)

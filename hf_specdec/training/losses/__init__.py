@@ -1,6 +1,6 @@
 """Losses of drafter training."""
 
-from hf_specdec.training.losses.base import DraftedRounds, LossValue, TrainingLoss, Unrolled
+from hf_specdec.training.losses.base import DraftedRounds, LossValue, PairLoss, TrainingLoss, Unrolled
 from hf_specdec.training.losses.dpo import DPOLoss
 from hf_specdec.training.losses.eagle3 import Eagle3Loss
 from hf_specdec.training.losses.eal import EALLoss
@@ -25,6 +25,7 @@ __all__ = [
     "LKLoss",
     "LossValue",
     "NearReferenceLoss",
+    "PairLoss",
     "TopKLoss",
     "TrainingLoss",
     "Unrolled",

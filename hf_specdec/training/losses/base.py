@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 
-__all__ = ["DraftedRounds", "LossValue", "TrainingLoss", "Unrolled"]
+__all__ = ["DraftedRounds", "LossValue", "PairLoss", "TrainingLoss", "Unrolled"]
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,9 @@ class DraftedRounds:
         student_logits (`Sequence[torch.FloatTensor]`): K tensors of shape `(batch, tokens, draft_vocab)`: the drafter's
             logits along the drafts.
         reference_logits (`Sequence[torch.FloatTensor]`): Those of the frozen reference.
+        pairs_per_anchor (`float`, *optional*): Preference pairs of the whole optimiser step by its trained anchors, where these
+            are the rounds of a part of its texts, so that a mean over pairs does not depend on how a step is cut; those of
+            these rounds unless given.
     """
 
     tokens: Sequence[Tensor]
@@ -35,11 +38,13 @@ class DraftedRounds:
     accepted: Sequence[Tensor]
     student_logits: Sequence[Tensor] = ()
     reference_logits: Sequence[Tensor] = ()
+    pairs_per_anchor: float | None = None
 
     def to(self, device: torch.device) -> DraftedRounds:
         """The same rounds on a device."""
-        moved = {each.name: [part.to(device) for part in getattr(self, each.name)] for each in fields(self)}
-        return DraftedRounds(**moved)
+        names = ("tokens", "choices", "drafted", "accepted", "student_logits", "reference_logits")
+        moved: dict[str, Any] = {name: [part.to(device) for part in getattr(self, name)] for name in names}
+        return replace(self, **moved)
 
 
 @dataclass(frozen=True)
@@ -105,4 +110,13 @@ class TrainingLoss(Protocol):
 
     def __call__(self, unrolled: Unrolled) -> LossValue:
         """The loss of one batch; a mean over the trained anchors."""
+        ...
+
+
+@runtime_checkable
+class PairLoss(TrainingLoss, Protocol):
+    """A loss that is a mean over preference pairs, which not every anchor has."""
+
+    def num_pairs(self, rounds: DraftedRounds, masks: Sequence[Tensor]) -> int:
+        """Pairs among rounds, `masks` being those of [`Unrolled`]."""
         ...

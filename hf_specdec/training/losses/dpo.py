@@ -16,7 +16,7 @@ from hf_specdec.training.losses.kl import KLLoss
 from hf_specdec.training.losses.survival import on_draft_vocabulary
 
 
-__all__ = ["DPOLoss", "pair_masks"]
+__all__ = ["DPOLoss"]
 
 
 @final
@@ -27,10 +27,12 @@ class DPOLoss:
 
     The rejected side is the draft from its first rejected token on, each token scored after the drafts before it. The chosen
     side depends on the reading: `"continuation"` takes what the target wrote from there on, `"literal"` the accepted
-    tokens, as Figure 3 draws it. The mean over pairs is divided into the anchors of the batch like every other loss.
+    tokens, as Figure 3 draws it. The loss is the mean over the pairs of an optimiser step.
 
     Args:
         pairs (`"literal"` or `"continuation"`): What is preferred to the rejected tokens.
+        rejected (`"first"` or `"all"`): Whether the first rejected draft is the rejected side, or those behind it too, which
+            the drafter would not have drafted after the right token.
         masked (`bool`): Whether drafts that are the target's own choice after the drafts before them are not penalised.
         beta (`float`): How sharply preferences count.
         decay (`float`): Weight of a token, relative to the token before it; 1 for none.
@@ -41,6 +43,7 @@ class DPOLoss:
     """
 
     pairs: Literal["literal", "continuation"] = "continuation"
+    rejected: Literal["first", "all"] = "all"
     masked: bool = True
     beta: float = 0.1
     decay: float = 1.0
@@ -49,6 +52,8 @@ class DPOLoss:
     def __post_init__(self) -> None:
         if self.pairs not in ("literal", "continuation"):
             raise InvalidConfigError(f'pairs must be "literal" or "continuation", got {self.pairs!r}')
+        if self.rejected not in ("first", "all"):
+            raise InvalidConfigError(f'rejected must be "first" or "all", got {self.rejected!r}')
         if self.beta <= 0 or not 0 < self.decay <= 1:
             raise InvalidConfigError(
                 f"beta must be above 0 and decay above 0 and at most 1, got {self.beta} and {self.decay}"
@@ -61,36 +66,41 @@ class DPOLoss:
                 "the DPO loss compares recorded rounds with a frozen reference: train with rounds=... and a recipe that has "
                 "reference=True"
             )
-        chosen_mask, rejected_mask, ages = pair_masks(unrolled, rounds, self.pairs, self.masked)
+        chosen_mask, rejected_mask, ages = self.pair_masks(rounds, unrolled.masks)
         weights = self.decay ** ages.clamp(min=0)
         chosen = _gain(unrolled.tokens, unrolled.student_logits, unrolled.reference_logits, unrolled.target_ids)
         rejected = _gain(rounds.tokens, rounds.student_logits, rounds.reference_logits, unrolled.target_ids)
         won = _masked_sum(chosen[0] * weights, chosen_mask & chosen[1])
         lost = _masked_sum(rejected[0] * weights, rejected_mask & rejected[1])
-        is_pair = rejected_mask.any(0) & chosen_mask.any(0)
-        losses = torch.where(is_pair, -logsigmoid(self.beta * (won - lost)), 0.0)
-        total = losses.sum() / unrolled.masks[0].sum().clamp(min=1)
-        preferred = ((won > lost) & is_pair).sum() / is_pair.sum().clamp(min=1)
-        parts = {"preference": float(total.detach()), "preferred": float(preferred), "pairs": float(is_pair.sum())}
+        is_pair, anchors = rejected_mask.any(0) & chosen_mask.any(0), unrolled.masks[0].sum().clamp(min=1)
+        found = float(is_pair.sum() / anchors)
+        per_anchor = found if rounds.pairs_per_anchor is None else rounds.pairs_per_anchor
+        num_pairs = anchors * (per_anchor or 1.0)
+        total = torch.where(is_pair, -logsigmoid(self.beta * (won - lost)), 0.0).sum() / num_pairs
+        preferred = ((won > lost) & is_pair).sum() / num_pairs
+        parts = {"preference": float(total.detach()), "preferred": float(preferred), "pairs": found}
         if self.anchor_weight:
             anchor = KLLoss()(unrolled).total
             total, parts["kl"] = total + self.anchor_weight * anchor, float(anchor.detach())
         return LossValue(total, parts)
 
+    def num_pairs(self, rounds: DraftedRounds, masks: Sequence[Tensor]) -> int:
+        chosen, rejected, _ = self.pair_masks(rounds, masks)
+        return int((chosen.any(0) & rejected.any(0)).sum())
 
-def pair_masks(unrolled: Unrolled, rounds: DraftedRounds, pairs: str, masked: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """The masks of the chosen and of the rejected tokens, both `(K, batch, tokens)`, and how many drafts each token stands
-    behind the first rejected one, negative for those before it. All of a round is masked that rejected nothing."""
-    drafted, accepted = torch.stack(list(rounds.drafted)), torch.stack(list(rounds.accepted))
-    trained = torch.stack(list(unrolled.masks))
-    steps = torch.arange(len(drafted), device=drafted.device)[:, None, None]
-    ages = steps - accepted.sum(0)
-    rejects = drafted.any(0) & (accepted.sum(0) < drafted.sum(0))
-    rejected = drafted & (ages >= 0) & rejects & trained[0]
-    if masked:
-        rejected = rejected & (torch.stack(list(rounds.tokens)) != torch.stack(list(rounds.choices)))
-    chosen = trained & rejects & ((ages >= 0) if pairs == "continuation" else accepted)
-    return chosen, rejected, ages
+    def pair_masks(self, rounds: DraftedRounds, masks: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """The masks of the chosen and of the rejected tokens, both `(K, batch, tokens)`, and how many drafts each token stands
+        behind the first rejected one, negative for those before it. All of a round is masked that rejected nothing."""
+        drafted, accepted = torch.stack(list(rounds.drafted)), torch.stack(list(rounds.accepted))
+        trained = torch.stack(list(masks))
+        steps = torch.arange(len(drafted), device=drafted.device)[:, None, None]
+        ages = steps - accepted.sum(0)
+        rejects = drafted.any(0) & (accepted.sum(0) < drafted.sum(0))
+        rejected = drafted & ((ages == 0) if self.rejected == "first" else (ages >= 0)) & rejects & trained[0]
+        if self.masked:
+            rejected = rejected & (torch.stack(list(rounds.tokens)) != torch.stack(list(rounds.choices)))
+        chosen = trained & rejects & ((ages >= 0) if self.pairs == "continuation" else accepted)
+        return chosen, rejected, ages
 
 
 def _gain(

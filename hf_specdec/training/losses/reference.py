@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
 import torch
+from torch import Tensor
 
 from hf_specdec.errors import InvalidConfigError
-from hf_specdec.training.losses.base import LossValue, TrainingLoss, Unrolled
+from hf_specdec.training.losses.base import DraftedRounds, LossValue, PairLoss, TrainingLoss, Unrolled
 
 
 __all__ = ["NearReferenceLoss"]
@@ -48,3 +50,7 @@ class NearReferenceLoss:
             terms.append(((log_reference.exp() * (log_reference - log_q)).sum(-1) * mask).sum() / anchors)
         value, distance = self.loss(unrolled), torch.stack(terms).sum()
         return LossValue(value.total + self.weight * distance, {**value.parts, "distance": float(distance.detach())})
+
+    def num_pairs(self, rounds: DraftedRounds, masks: Sequence[Tensor]) -> int:
+        """Those of the loss itself."""
+        return self.loss.num_pairs(rounds, masks) if isinstance(self.loss, PairLoss) else 0

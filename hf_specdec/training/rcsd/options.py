@@ -20,6 +20,7 @@ class RCSDTraining:
     Args:
         masked (`bool`): Whether tokens that are the target's own choice are never penalised (published).
         pairs (`"literal"` or `"continuation"`): DPO: what is preferred to the rejected tokens, see [`DPOLoss`].
+        rejected (`"first"` or `"all"`): DPO: whether only the first rejected draft counts, see [`DPOLoss`].
         beta (`float`): DPO: how sharply preferences count.
         refreshes (`int`): DPO: how often rounds are recorded with the drafter as it is then; the steps are shared evenly.
         recorded_texts (`int`, *optional*): DPO: most texts that are recorded each time; as many as the steps read where None.
@@ -36,6 +37,7 @@ class RCSDTraining:
 
     masked: bool = True
     pairs: Literal["literal", "continuation"] = "continuation"
+    rejected: Literal["first", "all"] = "all"
     beta: float = 0.1
     refreshes: int = 2
     recorded_texts: int | None = None
@@ -60,7 +62,13 @@ class RCSDTraining:
     @property
     def dpo(self) -> DPOLoss:
         """The loss of the DPO stage."""
-        return DPOLoss(pairs=self.pairs, masked=self.masked, beta=self.beta, anchor_weight=self.anchor_weight)
+        return DPOLoss(
+            pairs=self.pairs,
+            rejected=self.rejected,
+            masked=self.masked,
+            beta=self.beta,
+            anchor_weight=self.anchor_weight,
+        )
 
     @property
     def grpo(self) -> GRPOLoss:
