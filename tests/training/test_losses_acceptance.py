@@ -53,6 +53,22 @@ def test_one_step_of_wtv_is_the_total_variation():
     torch.testing.assert_close(WTVLoss(temperature=0.5, kl_weight=0.0)(chain).total, _variation(chain, 0.5))
 
 
+@pytest.mark.parametrize("loss", [WTVLoss(), WTVLoss(smoothing=0.1), WTVLoss(ratio=True), EALLoss(), LKLoss("alpha")])
+def test_laws_without_any_overlap_give_finite_losses_and_gradients(loss):
+    """Of one column of one step; all others overlap, and go on to be learnt."""
+    chain = unrolled()
+    for logits, best in ((chain.student_logits, 2), (chain.target_logits, 5)):
+        with torch.no_grad():
+            logits[1][0, 0] = torch.eye(VOCAB)[best] * 300.0
+    p, q = (each[1][0, 0].softmax(-1) for each in (chain.target_logits, chain.student_logits))
+    assert torch.minimum(p, q).sum() == 0
+    value = loss(chain).total
+    assert bool(value.isfinite())
+    found = gradients(value, chain)
+    assert all(bool(each.isfinite().all()) for each in found)
+    assert bool((found[1][1].abs().sum(-1) > 0).all())
+
+
 def _variation(chain, temperature):
     p, q = ((each[0] / temperature).softmax(-1) for each in (chain.target_logits, chain.student_logits))
     return 0.5 * (p - q).abs().sum(-1).mean()

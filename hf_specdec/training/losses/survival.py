@@ -17,9 +17,9 @@ from hf_specdec.training.losses.base import LossValue, Unrolled
 from hf_specdec.training.losses.kl import KLLoss
 
 
-__all__ = ["draft_laws", "mean_share", "missing_share", "on_draft_vocabulary", "with_divergence"]
+__all__ = ["LEAST", "draft_laws", "mean_share", "missing_share", "on_draft_vocabulary", "with_divergence"]
 
-_LEAST = 1e-6  # an acceptance of 0 would leave no gradient to climb from
+LEAST = 1e-6  # of an acceptance, the logarithm of which would else be infinite, and its gradient not a number
 
 
 def draft_laws(unrolled: Unrolled, temperature: float = 1.0) -> list[tuple[Tensor, Tensor]]:
@@ -51,7 +51,7 @@ def missing_share(log_acceptance: Sequence[Tensor], masks: Sequence[Tensor], smo
         masks (`Sequence[torch.BoolTensor]`): K tensors of the same shape, cumulative along the chain.
         smoothing (`float`): `s` in `(1 - s) a + s`, which keeps late drafts in the gradient while early ones fail.
     """
-    acceptance = torch.stack([each.clamp(min=math.log(_LEAST)) for each in log_acceptance])
+    acceptance = torch.stack([each.clamp(min=math.log(LEAST)) for each in log_acceptance])
     if smoothing:
         acceptance = ((1.0 - smoothing) * acceptance.exp() + smoothing).log()
     trained = torch.stack(list(masks)).long()

@@ -11,6 +11,7 @@ from torch import Tensor
 from hf_specdec.errors import InvalidConfigError
 from hf_specdec.training.losses.base import LossValue, Unrolled
 from hf_specdec.training.losses.survival import (
+    LEAST,
     draft_laws,
     mean_share,
     missing_share,
@@ -58,7 +59,7 @@ class WTVLoss:
         if self.ratio:
             missing = _missing_by_ratio(overlaps, laws, unrolled)
         else:
-            missing = missing_share([each.log() for each in overlaps], unrolled.masks, self.smoothing)
+            missing = missing_share([each.clamp(min=LEAST).log() for each in overlaps], unrolled.masks, self.smoothing)
         return with_divergence(missing, unrolled, self.kl_weight)
 
 
