@@ -72,7 +72,8 @@ def train_in_stages(
     on_step: Callable[[StepLog], None] | None = None,
     on_recorded: Callable[[int, int], None] | None = None,
 ) -> list[StepLog]:
-    """Trains `network` in place by each stage, with an even share of the steps and a cosine of its own.
+    """Trains `network` in place by each stage, with an even share of the steps and a cosine of its own. Each stage reads the
+    texts that come after those of the stage before it.
 
     Stages that learn from rounds record them with the drafter as it then is, on the prompts of as many texts as their steps
     read, drawn by the seed and the stage, and train on what was decoded. The frozen reference of a stage is the drafter that

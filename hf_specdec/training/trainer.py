@@ -141,7 +141,7 @@ def train(
         out (`Path`, *optional*): Folder for checkpoints.
         resume (`bool`): Whether to go on from the newest checkpoint in `out`, if there is one.
         accelerator (`Accelerator`, *optional*): One of your own, with trackers that are already initialised.
-        steps_before (`int`): Steps of earlier stages, from which the trackers count on.
+        steps_before (`int`): Steps of earlier stages, from which the trackers and the order of the texts count on.
         fingerprint (`str`, *optional*): A digest of what is trained on, which a resumed run must share; that of `texts`
             unless given.
         observer (`Callable`): What gives the target's features of some texts: [`observe`], or a [`KeptFeatures`].
@@ -170,7 +170,7 @@ def train(
             _Unrolling(network, recipe, reference), options, accelerator, about, out if resume else None, shard
         )
         for step in range(state.step + 1, options.max_steps + 1):
-            log = _one_step(partial(observer, target, network), rounds, texts, options, state, step)
+            log = _one_step(partial(observer, target, network), rounds, texts, options, state, step, steps_before)
             if evaluate is not None and (step % options.eval_every == 0 or step == options.max_steps):
                 network.eval()
                 state.collect()
@@ -313,13 +313,19 @@ def _one_step(
     options: TrainingOptions,
     state: _State,
     step: int,
+    steps_before: int,
 ) -> StepLog:
     started, accelerator = time.perf_counter(), state.accelerator
-    indices = _indices(len(texts), options, step)
+    read_before = (
+        steps_before * options.batch_size
+    )  # a later stage reads the texts that come next, and draws with other dice
+    if rounds is not None:  # its texts are its own, and read from the beginning of an order
+        read_before = -(-read_before // len(texts)) * len(texts)
+    indices = _indices(len(texts), options, step, read_before)
     batch = [texts[index] for index in indices]
     anchors = sum(text.num_anchors for text in batch)
     own = batch[accelerator.process_index :: accelerator.num_processes]
-    seeds = [(options.seed * 1_000_003 + step) * 1_000_003 + index for index in indices]
+    seeds = [(options.seed * 1_000_003 + steps_before + step) * 1_000_003 + index for index in indices]
     seeds = seeds[accelerator.process_index :: accelerator.num_processes]
     size = options.micro_batch_size
     cuts = [slice(start, start + size) for start in range(0, len(own), size)]
@@ -348,9 +354,9 @@ def _one_step(
     return StepLog(step, loss / own_share, acceptance, tokens / (time.perf_counter() - started))
 
 
-def _indices(num_texts: int, options: TrainingOptions, step: int) -> list[int]:
+def _indices(num_texts: int, options: TrainingOptions, step: int, read_before: int) -> list[int]:
     """The texts of a step: the next ones of an endless row of permutations that depend on nothing but the seed."""
-    first = (step - 1) * options.batch_size
+    first = read_before + (step - 1) * options.batch_size
     places = range(first, first + options.batch_size)
     orders = {
         epoch: torch.randperm(num_texts, generator=torch.Generator().manual_seed(options.seed * 1_000_003 + epoch))

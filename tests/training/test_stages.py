@@ -1,5 +1,6 @@
 """Runs of several stages."""
 
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -11,7 +12,7 @@ from hf_specdec.training.options import TrainingOptions
 from hf_specdec.training.rcsd import RCSDTraining
 from hf_specdec.training.recipes import RECIPES, STAGES, stages_of
 from hf_specdec.training.stages import check_run, train_in_stages
-from hf_specdec.training.texts import Text
+from hf_specdec.training.texts import Text, observe
 from tests.networks import drafter_for, small_target
 from tests.training.test_trainer import sample
 
@@ -46,6 +47,43 @@ def test_an_interrupted_run_of_two_stages_ends_like_a_whole_one(tmp_path, stop_a
     assert [log.step for log in rest] == list(range({1: 1, 2: 3, 4: 5}[stop_at], 6))
     for one, other in zip(whole.parameters(), resumed.parameters(), strict=True):
         assert torch.equal(one, other)
+
+
+def read_by(recipe, texts, *, stop_at=None, max_steps=4, **run):
+    """The texts that a run reads, in their order."""
+    target, read = small_target(), []
+
+    def observer(target, network, some):
+        read.extend(some)
+        return observe(target, network, some)
+
+    def stop(log):
+        if log.step == stop_at:
+            raise KeyboardInterrupt
+
+    stages, options = stages_of(recipe, RCSDTraining(group_size=2)), replace(OPTIONS, max_steps=max_steps)
+    with suppress(KeyboardInterrupt):
+        network = drafter_for(target, "eagle3")
+        train_in_stages(target, network, texts, stages, options, observer=observer, on_step=stop, **run)
+    return read
+
+
+def test_a_stage_reads_the_texts_that_the_one_before_it_has_left(tmp_path):
+    texts = [sample(small_target(), [1 + seed, 7, 9 + seed], 8) for seed in range(8)]
+    whole = read_by("eal+grpo", texts, out=tmp_path / "whole")
+    assert len(whole) == len(set(whole)) == len(texts)
+    cut = {"out": tmp_path / "cut", "resume": True}
+    assert read_by("eal+grpo", texts, stop_at=3, **cut) == whole[:6]
+    assert read_by("eal+grpo", texts, **cut) == whole[4:]  # the second stage has no checkpoint yet
+
+
+def test_a_stage_with_rounds_reads_each_recorded_text_once_and_in_an_order_of_its_own(tmp_path):
+    texts = [sample(small_target(), [1 + seed, 7, 9 + seed], 8) for seed in range(6)]
+    read = read_by("rcsd-dpo", texts, max_steps=5, out=tmp_path / "some")  # two steps and three, of two texts each
+    assert [len(set(part)) for part in (read[:4], read[4:])] == [4, 6]
+    read = read_by("rcsd-dpo", texts, max_steps=6, out=tmp_path / "all")
+    assert set(read[:6]) == set(read[6:])
+    assert read[:6] != read[6:]
 
 
 def test_a_run_that_has_ended_is_left_as_it_is_although_it_trained_on_other_texts_than_it_was_given(tmp_path):
