@@ -251,7 +251,9 @@ def _follow(show: Callable[..., None], max_steps: int) -> Callable[[StepLog], No
 
     def on_step(log: StepLog) -> None:
         rates = ", ".join(f"{rate:.2f}" for rate in log.acceptance)
-        about = f"loss {log.loss:.4f}, agreement by position {rates}, {log.tokens_per_second:.0f} tokens/s"
+        parts = ", ".join(f"{name} {value:.4f}" for name, value in log.parts.items() if not name.startswith("step_"))
+        loss = f"loss {log.loss:.4f} ({parts})" if parts else f"loss {log.loss:.4f}"
+        about = f"{loss}, agreement by position {rates}, {log.tokens_per_second:.0f} tokens/s"
         show(log.step, max_steps, about)
         if log.evaluation:
             measured = ", ".join(f"{name} {value:.3f}" for name, value in log.evaluation.items())

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -46,6 +47,7 @@ class StepLog:
         loss (`float`): Loss of this process's share of the batch, a mean over its anchors.
         acceptance (`tuple[float, ...]`): By position in the chain, how often the drafter's best token is the target's.
         tokens_per_second (`float`): Text tokens of this process per second of wall-clock time, the target's pass included.
+        parts (`dict[str, float]`): What the loss is made of, by name, a mean like it; see the loss.
         evaluation (`dict[str, float]`): What the evaluation after this step found; empty if there was none.
     """
 
@@ -53,6 +55,7 @@ class StepLog:
     loss: float
     acceptance: tuple[float, ...]
     tokens_per_second: float
+    parts: dict[str, float] = field(default_factory=dict)
     evaluation: dict[str, float] = field(default_factory=dict)
 
 
@@ -79,8 +82,8 @@ class _Unrolling(nn.Module):
 
     def forward(
         self, batch: TextBatch, seeds: Sequence[int] = (), rounds: DraftedRounds | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """The loss, and the agreements and drafts `(2, num_steps)` of each position."""
+    ) -> tuple[Tensor, Tensor, Mapping[str, float]]:
+        """The loss, the agreements and drafts `(2, num_steps)` of each position, and the parts of the loss."""
         num_steps, detach = self.recipe.num_steps, self.recipe.detach
         unrolled = replace(unroll(self.network, batch, num_steps, detach=detach), seeds=seeds)
         if rounds is not None:
@@ -96,7 +99,8 @@ class _Unrolling(nn.Module):
             best = logits.detach().argmax(-1)
             best = best if unrolled.target_ids is None else unrolled.target_ids[best]
             counts.append(torch.stack([((best == target.argmax(-1)) & mask).sum(), mask.sum()]))
-        return self.recipe.loss(unrolled).total, torch.stack(counts, 1)
+        value = self.recipe.loss(unrolled)
+        return value.total, torch.stack(counts, 1), value.parts
 
 
 @torch.no_grad()
@@ -176,7 +180,7 @@ def train(
                 state.collect()
                 log = replace(log, evaluation=evaluate())
                 network.train()
-            accelerator.log({"loss": log.loss, **log.evaluation}, step=steps_before + step)
+            accelerator.log({**log.parts, "loss": log.loss, **log.evaluation}, step=steps_before + step)
             if out is not None and options.saves_after(step):
                 state.save(out, step)
             if on_step is not None:
@@ -283,10 +287,12 @@ class _State:
         """Gradients are not shared yet."""
         return self.accelerator.no_sync(self.module) if self.sharding is None else self.sharding.no_sync()
 
-    def losses(self, batch: TextBatch, seeds: Sequence[int], rounds: DraftedRounds | None) -> tuple[Tensor, Tensor]:
+    def losses(
+        self, batch: TextBatch, seeds: Sequence[int], rounds: DraftedRounds | None
+    ) -> tuple[Tensor, Tensor, Mapping[str, float]]:
         """What the unrolled module gives."""
         with nullcontext() if self.sharding is None else self.accelerator.autocast():
-            found: tuple[Tensor, Tensor] = self.module(batch, seeds, rounds)
+            found: tuple[Tensor, Tensor, Mapping[str, float]] = self.module(batch, seeds, rounds)
         return found
 
     def clip(self, largest: float) -> None:
@@ -334,14 +340,17 @@ def _one_step(
         masks = chain_masks(padded(batch)[1], num_steps)
         density = state.recipe.loss.num_pairs(rounds(batch, num_steps), masks) / anchors
     loss, counts = 0.0, torch.zeros(2, num_steps, dtype=torch.long)
+    parts: dict[str, float] = defaultdict(float)
     for cut in cuts:
         part = own[cut]
         share = sum(text.num_anchors for text in part) / anchors
         with nullcontext() if cut is cuts[-1] else state.no_sync():
             found = None if rounds is None else replace(rounds(part, num_steps), pairs_per_anchor=density)
-            value, seen = state.losses(observed(part), seeds[cut], found)
+            value, seen, made_of = state.losses(observed(part), seeds[cut], found)
             accelerator.backward(value * share * accelerator.num_processes)
         loss += float(value.detach()) * share
+        for name, part_value in made_of.items():
+            parts[name] += part_value * share
         counts = counts + seen.cpu()
     state.clip(options.clip)
     state.optimizer.step()
@@ -351,7 +360,8 @@ def _one_step(
     tokens = sum(len(text.tokens) for text in own)
     agreed, drafted = counts
     acceptance = tuple((agreed / drafted.clamp(min=1)).tolist())
-    return StepLog(step, loss / own_share, acceptance, tokens / (time.perf_counter() - started))
+    means = {name: value / own_share for name, value in parts.items()}
+    return StepLog(step, loss / own_share, acceptance, tokens / (time.perf_counter() - started), means)
 
 
 def _indices(num_texts: int, options: TrainingOptions, step: int, read_before: int) -> list[int]:

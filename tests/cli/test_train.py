@@ -273,7 +273,7 @@ class Notes(GeneralTracker):
         self.written.append("end")
 
 
-def test_trackers_get_loss_and_tau_of_every_stage(options, run, run_json, monkeypatch):
+def test_trackers_get_loss_its_parts_and_tau_of_every_stage(options, run, run_json, monkeypatch):
     monkeypatch.setitem(LOGGER_TYPE_TO_CLASS, "notes", Notes)
     monkeypatch.setattr(Notes, "written", [])
     asked = [*options, "--recipe", "wtv+grpo", "--max-steps", 4, "--eval-every", 2, "--group-size", 4]
@@ -281,8 +281,10 @@ def test_trackers_get_loss_and_tau_of_every_stage(options, run, run_json, monkey
     name, values, *steps, end = Notes.written
     assert (name, values["max_steps"], end) == ("specdec-train", 4, "end")
     assert [step for step, _ in steps] == [1, 2, 3, 4]
-    assert [sorted(each) for _, each in steps] == [["loss"], ["loss", "tau"]] * 2
-    assert steps[-1][1] == {"loss": found["loss"], "tau": found["tau"]}
+    of_losses = [{"missing", "kl"}] * 2 + [{"policy", "reward", "judged", "reference", "kl"}] * 2
+    assert [each.keys() - {"loss", "tau"} for _, each in steps] == of_losses
+    assert [each.keys() & {"loss", "tau"} for _, each in steps] == [{"loss"}, {"loss", "tau"}] * 2
+    assert (steps[-1][1]["loss"], steps[-1][1]["tau"]) == (found["loss"], found["tau"])
 
 
 @pytest.mark.parametrize("name", ["swanlab", "paper"])
@@ -297,9 +299,11 @@ def test_each_step_is_shown_with_its_figures(monkeypatch, capsys):
     for name, value in {"FORCE_COLOR": "1", "TERM": "xterm", "COLUMNS": "200"}.items():
         monkeypatch.setenv(name, value)
     with progress_bar("Training") as show:
-        _follow(show, 4)(StepLog(1, 2.5, (0.5, 0.25), 123.4))
+        _follow(show, 4)(StepLog(1, 2.5, (0.5, 0.25), 123.4, {"step_0": 2.5}, {"tau": 1.5}))
+        _follow(show, 4)(StepLog(1, 2.5, (0.5, 0.25), 123.4, {"reward": 0.5, "kl": 1.25}))
     shown = capsys.readouterr().err
-    assert "loss 2.5000, agreement by position 0.50, 0.25, 123 tokens/s" in shown
+    assert "loss 2.5000 (reward 0.5000, kl 1.2500), agreement by position 0.50, 0.25, 123 tokens/s" in shown
+    assert "step 1: loss 2.5000, agreement by position 0.50, 0.25, 123 tokens/s, tau 1.500" in shown
     assert "1/4" in shown
 
 

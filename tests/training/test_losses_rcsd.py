@@ -180,7 +180,7 @@ def test_a_chain_ends_with_the_first_token_that_is_not_the_targets_choice():
     windows = sample_windows(unrolled, 4, 1.0)
     assert windows.trained[:, 0].T.int().tolist() == [[1, 1, 1], [1, 1, 0], [1, 0, 0]]
     value = GRPOLoss(group_size=64, kl_weight=0.1, anchor_weight=0.0)(unrolled)
-    assert value.parts["judged"] == pytest.approx(6 / 9)
+    assert value.parts["judged"] == pytest.approx((1 + 2 / 3 + 1 / 3) / 3)
     touched = torch.stack(gradients(value.total, unrolled)).abs().sum(-1)[:, 0] > 0
     assert torch.equal(touched, windows.trained[:, 0])
 

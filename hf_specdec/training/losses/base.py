@@ -92,7 +92,7 @@ class LossValue:
 
     Args:
         total (`torch.FloatTensor`): A scalar, what is differentiated.
-        parts (`Mapping[str, float]`): What it is made of, by name, for the log.
+        parts (`Mapping[str, float]`): What it is made of, by name, for the log; means over the trained anchors too.
     """
 
     total: Tensor

@@ -35,7 +35,7 @@ class GRPOLoss:
     1 and its gradient that of `ln q`. On texts that the target wrote greedily every accepted window is the text itself, so
     no pass of the target is needed, and the windows are on-policy exactly. On other texts a chain ends with its first token
     that is not the target's choice, since nothing is known of what follows the choice itself; the part `judged` is the share
-    of drafts that are left.
+    of a chain that is left.
 
     Args:
         group_size (`int`): G, at least 2 for `credit="window"`.
@@ -93,8 +93,9 @@ class GRPOLoss:
         surrogate = torch.minimum(ratio * advantages, ratio.clamp(1 - self.clip, 1 + self.clip) * advantages)
         anchors = windows.trained[0].sum().clamp(min=1) * self.group_size
         policy = -(surrogate * counted).sum() / anchors
-        judged = windows.trained.sum() / torch.stack(list(unrolled.masks)).sum().clamp(min=1)
-        parts = {"reward": _mean(windows.rewards, windows.trained[0]), "judged": float(judged)}
+        judged = windows.trained.sum(0) / torch.stack(list(unrolled.masks)).sum(0).clamp(min=1)
+        figures = {"reward": windows.rewards, "judged": judged[None]}
+        parts = {name: _mean(each, windows.trained[0]) for name, each in figures.items()}
         total, parts = policy, {"policy": float(policy.detach()), **parts}
         if self.kl_weight:
             gap = windows.log_probabilities(unrolled.reference_logits, self.temperature) - log_q
