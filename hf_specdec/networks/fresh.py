@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import rms_norm
 from transformers import PreTrainedConfig
 
 from hf_specdec._compat import undecorated_model
@@ -18,7 +19,7 @@ from hf_specdec.networks.eagle3.modeling import NUM_TAPS, default_taps
 from hf_specdec.networks.rotary import rotary_like
 from hf_specdec.networks.target import TargetIdentity
 from hf_specdec.networks.vocabulary import offsets_of
-from hf_specdec.placement import weight_of
+from hf_specdec.placement import is_sharded, weight_of
 
 
 __all__ = ["fresh_drafter", "layer_options"]
@@ -56,6 +57,7 @@ def fresh_drafter(
     if network.is_reduced:
         network.load_state_dict(offsets_of(ids, config.vocab_size), strict=False)
     _copy_head(network, inner, ids)
+    _copy_norm(network, inner)
     return network
 
 
@@ -112,3 +114,23 @@ def _copy_head(network: Eagle3Drafter, target: Any, ids: Tensor) -> None:
     if head is not None and head.weight.is_floating_point() and head.weight.shape[1] == network.lm_head.weight.shape[1]:
         with weight_of(head) as weight:
             network.lm_head.load_state_dict({"weight": weight.detach()[ids.to(weight.device)]})
+
+
+@torch.no_grad()
+def _copy_norm(network: Eagle3Drafter, target: Any) -> None:
+    """Starts the norm before the draft head from the target's final one, which the head was trained behind, where that is an
+    RMS norm of the same width, whole in this process; a LayerNorm has no such weight."""
+    size = network.norm.weight.shape
+    norms = [each for each in target.get_decoder().children() if "norm" in type(each).__name__.lower()]
+    norms = [each for each in norms if getattr(getattr(each, "weight", None), "shape", None) == size]
+    if len(norms) != 1 or is_sharded(norms[0]):
+        return
+    with weight_of(norms[0]) as own:
+        probe = torch.linspace(-1.0, 2.0, size[0], device=own.device, dtype=own.dtype)
+        wanted = norms[0](probe[None, None])[0, 0].float().cpu()
+        weight = own.detach().float().cpu()
+    for each in (weight, 1.0 + weight):  # Gemma's weights are distances from 1
+        made = rms_norm(probe.float().cpu(), size, each, network.config.rms_norm_eps)
+        if torch.allclose(made, wanted, rtol=2e-2, atol=2e-2):
+            network.norm.load_state_dict({"weight": each})
+            return

@@ -10,6 +10,7 @@ from hf_specdec import IncompatibleDraftError, InvalidConfigError, RCSDConfig
 from hf_specdec.networks import AutoDrafter, Eagle3Drafter, EagleDrafter
 from hf_specdec.networks.checkpoint import is_draft_checkpoint
 from hf_specdec.networks.export import FORMATS, export_drafter
+from tests.families import FAMILIES
 from tests.networks import KINDS, drafter_for, small_target
 from tests.networks.published import (
     EAGLE3,
@@ -282,6 +283,27 @@ def test_save_pretrained_is_the_hf_format(tmp_path):
     again = Eagle3Drafter.from_pretrained(tmp_path / "saved")
     again.attach(target())
     assert torch.equal(logits_of(again), logits_of(network))
+
+
+@pytest.mark.parametrize(
+    ("family", "dtype", "shift"),
+    [
+        ("llama", torch.float32, 0.0),
+        ("llama", torch.bfloat16, 0.0),
+        ("gemma2", torch.float32, 1.0),
+        ("gpt2", torch.float32, None),
+        ("stablelm", torch.float32, None),
+    ],
+)
+def test_a_fresh_eagle3_drafter_begins_with_the_targets_final_norm_where_it_is_one_like_its_own(family, dtype, shift):
+    """`shift` is what the target adds to the norm's weight; None where that is a LayerNorm."""
+    model = FAMILIES[family].build("eager", seed=0)
+    norm = next(each for name, each in model.get_decoder().named_children() if name in ("norm", "ln_f"))
+    with torch.no_grad():
+        norm.weight.uniform_(-0.5, 1.5)
+    network = AutoDrafter.from_target(model.to(dtype), "eagle3")
+    expected = torch.ones_like(norm.weight) if shift is None else norm.weight + shift
+    assert torch.equal(network.norm.weight, expected.to(network.dtype))
 
 
 def test_fresh_drafters_are_validated():
