@@ -58,7 +58,15 @@ def evaluate(
         Path | None,
         typer.Option(
             "--report",
-            help="Write FILE.json, FILE.md and FILE.png; of several data sets, FILE-NAME of each.",
+            help="Write FILE.json, FILE.md and FILE.png, which keep what they hold of other targets and data sets.",
+            rich_help_panel=_SEVERAL,
+        ),
+    ] = None,
+    model_name: Annotated[
+        str | None,
+        typer.Option(
+            "--model-name",
+            help="What the report calls the target; its folder's name by default.",
             rich_help_panel=_SEVERAL,
         ),
     ] = None,
@@ -84,6 +92,8 @@ def evaluate(
     counts = _counts(steps, more_steps or [])
     arms = _arms_of(arm or [])
     _check_sides(drafter or baseline, arms, control, report)
+    if model_name is not None and report is None:
+        raise CommandError("--model-name is for reports: pass --report FILE too")
     texts = _data_sets(data, field, limit)
     models = load_models(target, None, dtype=dtype, packed=False)
     prompts = {
@@ -92,7 +102,7 @@ def evaluate(
     if arms:
         with quiet():
             several = _compare(models, arms, prompts, counts, max_new_tokens, control, batch_size)
-        _show(several, report, Path(target).name, as_json)
+        _show(several, report, model_name or Path(target).name, as_json)
         return
     given = {role: name for role, name in (("drafter", drafter), ("baseline", baseline)) if name is not None}
     with quiet():
@@ -201,8 +211,7 @@ def _show(several: dict[str, dict[str, Any]], report: Path | None, model: str, a
     for name, found in several.items():
         if report is not None:
             about = {"seeds": found["seeds"], "max_new_tokens": found["max_new_tokens"]}
-            path = report if len(several) == 1 else report.with_name(f"{report.name}-{name}")
-            write_report(path, found, model=model, dataset=name, about=about)
+            write_report(report, found, model=model, dataset=name, about=about)
         if not as_json:
             if len(several) > 1:
                 typer.echo(f"{name}:\n")

@@ -173,10 +173,16 @@ def test_several_drafters_stand_side_by_side(pair, data, run, run_json, tmp_path
     assert written["target"]["prompts"]["hass"]["3"] == found["arms"]["hass"]["3"]["tau"]
     other = tmp_path / "other.txt"
     other.write_text("\n".join(PROMPTS[4:8]))
-    several = run_json("evaluate", *options, "--data", other, *arms, "--report", tmp_path / "both")["datasets"]
+    named = ["--report", tmp_path / "rcsd", "--model-name", "tiny1.5"]
+    several = run_json("evaluate", *options, "--data", other, *arms, *named)["datasets"]
     assert several["prompts"] == found
-    written = json.loads((tmp_path / "both-other.json").read_text())["summary"]
-    assert written["target"]["other"]["hass"]["3"] == several["other"]["arms"]["hass"]["3"]["tau"]
+    written = json.loads((tmp_path / "rcsd.json").read_text())["summary"]
+    assert {model: list(each) for model, each in written.items()} == {
+        "target": ["prompts"],
+        "tiny1.5": ["prompts", "other"],
+    }
+    assert written["tiny1.5"]["other"]["hass"]["3"] == several["other"]["arms"]["hass"]["3"]["tau"]
+    assert "--report FILE" in run("evaluate", *options, *arms, "--model-name", "tiny1.5", code=2).stderr
     assert "--drafter" in run("evaluate", *options, code=2).stderr
     assert "NAME=FOLDER" in run("evaluate", *options, "--arm", "hass", code=2).stderr
     assert "one kind" in run("evaluate", *options, *arms, "--drafter", tmp_path, code=2).stderr

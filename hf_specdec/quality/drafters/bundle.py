@@ -38,6 +38,7 @@ __all__ = ["TARGET_NAME", "bundle", "finished_drafters", "train_eagle3", "write_
 TARGET_NAME = "hf_specdec/demo-target"
 BUNDLED = Path(__file__).parents[2] / "demo" / "weights" / "drafters"
 PROMPTS = 24
+_BUNDLED = ("hass", "rcsd-dpo", "rcsd-grpo", "eagle3")
 _CHAINS = {name: f"hass+{name}" for name in ("rcsd-dpo", "rcsd-grpo")}
 
 
@@ -69,7 +70,8 @@ def train_eagle3(
 
 
 def finished_drafters(run: Path, seed: int) -> dict[str, Path]:
-    """The finished drafters of a run by name, such as `hass` and `rcsd-dpo`: of each that has seeds this one, no controls.
+    """The finished drafters of a run by name, such as `hass` and `rcsd-dpo`: of each that has seeds this one; no controls, and
+    no other readings of RCSD.
 
     Args:
         run (`Path`): Folder of folders, named `NAME` or `NAME-SEED`.
@@ -78,7 +80,7 @@ def finished_drafters(run: Path, seed: int) -> dict[str, Path]:
     found = {}
     for config in sorted(run.glob("*/config.json")):
         name, _, own_seed = re.fullmatch(r"(.*?)(-(\d+))?", config.parent.name).groups()  # type: ignore[union-attr]
-        if name != "control" and own_seed in (None, str(seed)):
+        if name in _BUNDLED and own_seed in (None, str(seed)):
             found[name] = config.parent
     return found
 

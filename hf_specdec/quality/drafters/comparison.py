@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hf_specdec.networks import DraftNetwork
+from hf_specdec.quality.drafters.kept import KeptMeasures
 from hf_specdec.quality.statistics import bootstrap_mean, paired_difference
-from hf_specdec.training.acceptance import Measured, measure
+from hf_specdec.training.acceptance import Measured
 
 
 __all__ = ["Arm", "compare", "compare_drafters", "relative_to"]
@@ -37,6 +39,15 @@ class Arm:
         )
         return found
 
+    def by_seed(self, steps: int) -> list[float]:
+        """The mean over prompts of tau, for each seed."""
+        return [float(np.mean([each.tau for each in run[steps] if each.tau])) for run in self.runs]
+
+    def wrote(self, texts: Sequence[tuple[int, ...]], steps: int) -> float:
+        """The share of answers, of all seeds, that are these."""
+        same = [each.text == text for run in self.runs for each, text in zip(run[steps], texts, strict=True)]
+        return float(np.mean(same))
+
 
 def compare_drafters(
     target: Any,
@@ -47,6 +58,7 @@ def compare_drafters(
     max_new_tokens: int,
     batch_size: int = 1,
     temperature: float = 0.0,
+    kept: Path | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Arm]:
     """Decodes every prompt with every drafter and every number of drafts.
@@ -59,15 +71,17 @@ def compare_drafters(
         max_new_tokens (`int`): Length of the answers.
         batch_size (`int`): Prompts of one length that are decoded at once.
         temperature (`float`): 0 decodes greedily.
+        kept (`Path`, *optional*): Folder of what was measured before, which is read, and of what is measured now.
         progress (`Callable`, *optional*): Called with the number of passes over the prompts so far and of all.
     """
     options: dict[str, Any] = {
         "max_new_tokens": max_new_tokens, "batch_size": batch_size, "temperature": temperature,
     }  # fmt: skip
+    measure = KeptMeasures(target, kept)
     arms = {name: [dict[int, list[Measured]]() for _ in networks] for name, networks in drafters.items()}
     tasks = [(name, seed, k) for name, runs in arms.items() for seed in range(len(runs)) for k in steps]
     for done, (name, seed, k) in enumerate(tasks, start=1):
-        arms[name][seed][k] = measure(target, drafters[name][seed], prompts, steps=k, **options)
+        arms[name][seed][k] = measure(drafters[name][seed], prompts, steps=k, **options)
         if progress is not None:
             progress(done, len(tasks))
     return [Arm(name, runs) for name, runs in arms.items()]
@@ -87,17 +101,26 @@ def relative_to(reference: NDArray[np.float64], tau: NDArray[np.float64]) -> dic
     return {"interval": interval, "tau": interval["mean"], "gain": gain}
 
 
-def compare(arms: Sequence[Arm], *, baseline: str, control: str | None = None) -> dict[str, Any]:
+def compare(
+    arms: Sequence[Arm],
+    *,
+    baseline: str,
+    control: str | None = None,
+    plain: Sequence[Sequence[int]] | None = None,
+) -> dict[str, Any]:
     """Figures of all arms, with 95 % bootstrap intervals over prompts (of the means over seeds).
 
     Args:
         arms (`Sequence[Arm]`): The arms.
         baseline (`str`): The arm that gains are relative to.
         control (`str`, *optional*): The arm that the others must beat.
+        plain (`Sequence[Sequence[int]]`, *optional*): What the target writes without a drafter; the first arm's answers unless
+            given.
 
     Returns:
         `dict`: By arm and number of drafts: `tau`, its `interval`, `gain` over the baseline in percent, the paired
-        `difference_from_control`; and `same_text`, whether every arm wrote the same answers.
+        `difference_from_control`; `by_seed`: by arm and number of drafts, the tau of each seed; `text_equal`: by arm, the
+        share of answers, of all seeds and numbers of drafts, that are the plain ones; and `same_text`, whether all are.
     """
     by_name = {arm.name: arm for arm in arms}
     counts = list(arms[0].runs[0])
@@ -110,5 +133,12 @@ def compare(arms: Sequence[Arm], *, baseline: str, control: str | None = None) -
             if control is not None and arm.name != control:
                 row["difference_from_control"] = asdict(paired_difference(tau, by_name[control].lengths(k)))
             figures[arm.name][str(k)] = row
-    texts = {tuple(each.text for each in run[k]) for arm in arms for run in arm.runs for k in counts}
-    return {"arms": figures, "same_text": len(texts) == 1, "num_prompts": len(arms[0].lengths(counts[0]))}
+    texts = [each.text for each in arms[0].runs[0][counts[0]]] if plain is None else [tuple(each) for each in plain]
+    equal = {arm.name: float(np.mean([arm.wrote(texts, k) for k in counts])) for arm in arms}
+    return {
+        "arms": figures,
+        "by_seed": {arm.name: {str(k): arm.by_seed(k) for k in counts} for arm in arms},
+        "text_equal": equal,
+        "same_text": all(share == 1 for share in equal.values()),
+        "num_prompts": len(arms[0].lengths(counts[0])),
+    }

@@ -1,39 +1,47 @@
-"""The files of a comparison: JSON, a table, a plot."""
+"""The files of a comparison: JSON, tables, a plot. One set of files holds several targets and data sets."""
 
 from __future__ import annotations
 
-import io
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from hf_specdec.files import write_at_once
+from hf_specdec.quality.drafters.plots import plot
 
 
 __all__ = ["table", "write_report"]
 
+_FINDINGS = "## Findings"  # from here on the page is written by hand
+
 
 def write_report(path: Path, found: Mapping[str, Any], *, model: str, dataset: str, about: Mapping[str, Any]) -> None:
-    """Writes `path` with the endings `.json`, `.md` and `.png`.
+    """Writes `path` with the endings `.json`, `.md` and `.png`. What the files hold of other targets and data sets stays, and
+    so does what the page says from its line `## Findings` on.
 
     Args:
         path (`Path`): Where to, without an ending.
-        found (`Mapping`): What [`compare`] gave.
+        found (`Mapping`): What [`compare`] gave, with what else belongs to it.
         model (`str`): Name of the target.
         dataset (`str`): Name of the prompts.
         about (`Mapping`): How it was done: `seeds` and whatever else belongs into the file.
     """
-    arms = found["arms"]
-    summary = {model: {dataset: {name: {k: row["tau"] for k, row in rows.items()} for name, rows in arms.items()}}}
-    content = {"summary": summary, **about, **found}
-    write_at_once(path.with_name(path.name + ".json"), (json.dumps(content, indent=1) + "\n").encode())
-    title = f"{model}, {dataset}, greedy, {found['num_prompts']} prompts, seeds {about['seeds']}"
-    lines = [f"# Acceptance lengths of drafters\n\n{title}.\n", table(found), ""]
-    lines += [f"{key}: {value}\n" for key, value in about.items() if isinstance(value, str)]
-    lines += [f"Texts are {'the same' if found['same_text'] else 'NOT the same'} in every arm."]
-    write_at_once(path.with_name(path.name + ".md"), ("\n".join(lines) + "\n").encode())
-    write_at_once(path.with_name(path.name + ".png"), _plot(arms, title))
+    files = {ending: path.with_name(f"{path.name}.{ending}") for ending in ("json", "md", "png")}
+    sections = _earlier(files["json"])
+    sections.setdefault(model, {})[dataset] = {**about, **found}
+    every = [each for _, each in _titled(sections)]
+    content = {
+        "summary": _summary(sections),
+        "seeds": sorted({seed for each in every for seed in each["seeds"]}),
+        "same_text": all(each["same_text"] for each in every),
+        "found": sections,
+    }
+    page = files["md"].read_text(encoding="utf-8") if files["md"].exists() else ""
+    written = page[page.index(_FINDINGS) :] if _FINDINGS in page else ""
+    write_at_once(files["json"], (json.dumps(content, indent=1) + "\n").encode())
+    write_at_once(files["md"], ("\n".join(_lines(sections)) + "\n" + (f"\n{written}" if written else "")).encode())
+    write_at_once(files["png"], plot(dict(_titled(sections))))
 
 
 def table(found: Mapping[str, Any]) -> str:
@@ -47,22 +55,81 @@ def table(found: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _plot(arms: Mapping[str, Any], title: str) -> bytes:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+def _earlier(file: Path) -> dict[str, dict[str, Any]]:
+    """By target and data set, what a file holds; also one of the layout that held a single table."""
+    if not file.exists():
+        return {}
+    content = json.loads(file.read_text(encoding="utf-8"))
+    if "found" in content:
+        found: dict[str, dict[str, Any]] = content["found"]
+        return found
+    ((model, datasets),) = content.pop("summary").items()
+    return {model: dict.fromkeys(datasets, content)}
 
-    figure = Figure(figsize=(6.4, 4), layout="constrained")
-    FigureCanvasAgg(figure)
-    axis = figure.subplots()
-    for name, rows in arms.items():
-        counts, means = [int(k) for k in rows], [row["tau"] for row in rows.values()]
-        below = [row["tau"] - row["interval"]["low"] for row in rows.values()]
-        above = [row["interval"]["high"] - row["tau"] for row in rows.values()]
-        axis.errorbar(counts, means, yerr=[below, above], marker="o", capsize=3, label=name)
-    axis.set(xlabel="drafts per round", ylabel="tokens per round (tau)", xticks=counts)
-    axis.grid(linewidth=0.3)
-    axis.legend()
-    figure.suptitle(f"{title}\nbars: 95 % bootstrap intervals over prompts", fontsize=9)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=120)
-    return buffer.getvalue()
+
+def _summary(sections: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    return {
+        model: {
+            dataset: {name: {k: row["tau"] for k, row in rows.items()} for name, rows in each["arms"].items()}
+            for dataset, each in datasets.items()
+        }
+        for model, datasets in sections.items()
+    }
+
+
+def _titled(sections: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    for model, datasets in sections.items():
+        for dataset, each in datasets.items():
+            yield f"{model}, {dataset}", each
+
+
+def _lines(sections: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    yield "# Acceptance lengths of drafters"
+    for title, found in _titled(sections):
+        yield from ("", f"## {title}", "")
+        baseline = next(iter(found["arms"]))
+        yield f"Greedy, {found['num_prompts']} prompts, seeds {found['seeds']}."
+        yield f"In brackets: tau - 1, and the gain over `{baseline}`."
+        yield from ("", table(found), "")
+        yield from (f"{key}: {value}\n" for key, value in found.items() if isinstance(value, str))
+        yield _texts(found)
+        if differences := _differences(found["arms"]):
+            yield from ("", "Differences from the control in tokens per round, with 95 % intervals:", "", *differences)
+        if "pace" in found:
+            yield from ("", *_pace(found["pace"]))
+
+
+def _texts(found: Mapping[str, Any]) -> str:
+    if found["same_text"]:
+        return "Texts are the same in every arm."
+    shares = ", ".join(f"{name} {share:.1%}" for name, share in found.get("text_equal", {}).items())
+    return f"Texts are NOT the same in every arm. Answers that are the plain ones: {shares}."
+
+
+def _differences(arms: Mapping[str, Any]) -> list[str]:
+    named = {
+        name: [row["difference_from_control"] for row in rows.values() if "difference_from_control" in row]
+        for name, rows in arms.items()
+    }
+    if not any(named.values()):
+        return []
+    counts = list(next(iter(arms.values())))
+    lines = [f"| drafter | {' | '.join(f'step {k}' for k in counts)} |", f"|---|{'---|' * len(counts)}"]
+    for name, each in named.items():
+        cells = (f"{one['mean']:+.3f} [{one['low']:+.3f}, {one['high']:+.3f}]" for one in each)
+        lines += [f"| {name} | {' | '.join(cells)} |"] if each else []
+    return lines
+
+
+def _pace(pace: Mapping[str, Any]) -> Iterator[str]:
+    yield (
+        f"Tokens per second in one process, {pace['steps']} drafts per round, {pace['num_prompts']} prompts {pace['repeats']} "
+        f"times each, in turn; medians over prompts, threads: {pace['threads']}. In brackets the 95 % interval of the mean."
+    )
+    yield from ("", "| drafter | tokens/s | over plain | over the baseline | text equal |", "|---|---:|---:|---:|---|")
+    for name, row in pace["arms"].items():
+        between = "[{low:.3f}, {high:.3f}]".format(**row["interval_over_baseline"])
+        yield (
+            f"| {name} | {row['tokens_per_second']:.1f} | {row['speedup']:.3f}x | {row['speedup_over_baseline']:.3f}x "
+            f"{between} | {'yes' if row['same_text'] else 'NO'} |"
+        )

@@ -20,6 +20,7 @@ from hf_specdec.files import mended_lines, write_at_once
 from hf_specdec.networks import AutoDrafter, DraftNetwork
 from hf_specdec.networks.export import export_drafter
 from hf_specdec.placement import device_of
+from hf_specdec.quality.drafters.along import drafts_along
 from hf_specdec.training.acceptance import measure
 from hf_specdec.training.kept import KeptFeatures
 from hf_specdec.training.options import TrainingOptions
@@ -45,6 +46,7 @@ __all__ = [
     "windows",
 ]
 
+_STEPS = 3  # drafts per round in the middle of training
 Show = Callable[[str, int, int], None]  # the name of a part, what is done of it, and all there is of it
 
 
@@ -57,6 +59,7 @@ class Workshop:
         batch_size (`int`): Texts of an optimiser step.
         progress (`Callable[[str, int, int], None]`): Called after every step.
         prompts (`list[list[int]]`): Prompts whose acceptance length is measured in the middle of training; none by default.
+        held_out (`list[Text]`): What the target writes to these prompts; read along at the same steps.
         measured_tokens (`int`): How far each is continued.
         evaluate_every (`int`): Steps between measurements.
         kept ([`KeptFeatures`]): The target's features of all texts so far.
@@ -66,6 +69,7 @@ class Workshop:
     batch_size: int
     progress: Show
     prompts: list[list[int]] = field(default_factory=list)
+    held_out: list[Text] = field(default_factory=list)
     measured_tokens: int = 128
     evaluate_every: int = 250
     kept: KeptFeatures = field(default_factory=KeptFeatures)
@@ -120,16 +124,22 @@ class Workshop:
             out=folder,
             resume=True,
             observer=self.kept,
-            evaluate=(lambda: self._tau(network)) if self.prompts else None,
+            evaluate=(lambda: self._evaluation(network)) if self.prompts else None,
             on_step=step_logger(folder / "log.jsonl", lambda log: self.progress(folder.name, log.step, steps)),
         )
         export_drafter(network, folder)
         return network
 
-    def _tau(self, network: DraftNetwork) -> dict[str, float]:
-        options = {"steps": 3, "max_new_tokens": self.measured_tokens, "batch_size": 32}
-        found = measure(self.target, network, self.prompts, **options)
-        return {"tau": sum(each.tau for each in found) / len(found)}
+    def _evaluation(self, network: DraftNetwork) -> dict[str, float]:
+        """`tau` by decoding, and along the held-out texts the divergence of first drafts and the share that is accepted."""
+        found = measure(
+            self.target, network, self.prompts, steps=_STEPS, max_new_tokens=self.measured_tokens, batch_size=32
+        )
+        figures = {"tau": sum(each.tau for each in found) / len(found)}
+        if self.held_out:
+            along = drafts_along(self.target, network, self.held_out, steps=_STEPS, observer=self.kept)
+            figures |= {"kl": along.kl, "acceptance": along.rate}
+        return figures
 
 
 def add_plan(parser: argparse.ArgumentParser, plan: Any) -> None:
@@ -277,7 +287,7 @@ def step_logger(file: Path, show: Callable[[StepLog], None] = lambda log: None) 
 
 
 def history(folder: Path) -> list[dict[str, float]]:
-    """Step and tau of every evaluation of a run, which show its plateau."""
+    """Step, tau and whatever else was found by every evaluation of a run, which show its plateau."""
     logs = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
     latest = {log["step"]: log for log in logs}  # a killed run repeats the steps since its checkpoint
     return [{"step": step, **log["evaluation"]} for step, log in sorted(latest.items()) if log["evaluation"]]
