@@ -11,7 +11,7 @@ from hf_specdec.quality.rsd import CheckReward, LikelihoodReward, RewardGuided
 from hf_specdec.quality.rule_arms import Learnt
 from hf_specdec.quality.runner import Evaluation
 from hf_specdec.quality.sandbox import run_program
-from hf_specdec.quality.statistics import Estimate, bootstrap_mean, paired_difference
+from hf_specdec.quality.statistics import Estimate, bootstrap_mean, bootstrap_seeds, paired_difference, seeds_difference
 from hf_specdec.quality.summary import pareto_front, summarize
 
 
@@ -31,6 +31,7 @@ __all__ = [
     "Row",
     "RowsFile",
     "bootstrap_mean",
+    "bootstrap_seeds",
     "extract_answer",
     "is_correct",
     "judge_code",
@@ -41,6 +42,7 @@ __all__ = [
     "read_problems",
     "read_questions",
     "run_program",
+    "seeds_difference",
     "summarize",
     "write_report",
 ]

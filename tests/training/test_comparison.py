@@ -23,7 +23,7 @@ def arm(name, *seeds):
     )
 
 
-def test_gains_and_intervals_are_those_of_the_means_over_seeds():
+def test_gains_are_those_of_the_means_over_seeds_and_intervals_are_over_both():
     arms = [
         arm("hass", [1.0, 2.0, 3.0]),
         arm("grpo", [1.5, 3.0, 3.0], [1.5, 2.0, 4.0]),
@@ -33,7 +33,10 @@ def test_gains_and_intervals_are_those_of_the_means_over_seeds():
     row = found["arms"]["grpo"]["3"]
     assert row["tau"] == pytest.approx((1.5 + 2.5 + 3.5) / 3)
     assert row["gain"] == pytest.approx(25.0)
-    assert row["difference_from_control"] == pytest.approx({"mean": 0.5, "low": 0.5, "high": 0.5})
+    assert row["difference_from_control"]["mean"] == pytest.approx(0.5)
+    assert row["difference_from_control"]["low"] < 0.3  # the seeds part on two of the prompts
+    assert found["resampled"] == "seeds and prompts"
+    assert found["by_seed"]["grpo"]["3"] == [2.5, 2.5]
     assert row["interval"]["low"] == pytest.approx(1.5)
     assert found["arms"]["grpo"]["6"]["tau"] == pytest.approx(5.0)
     assert "difference_from_control" not in found["arms"]["control"]["3"]

@@ -161,7 +161,7 @@ def _write(path: Path, found: Mapping[str, Any], plan: LossPlan) -> None:
         "",
         f"demo, pydocs, {plan.draft_length} drafts per round, {plan.held_out} prompts, seeds {list(plan.seeds)}. "
         f"Tokens per round after {plan.steps} steps of {plan.batch_size} texts from a HASS drafter (`start`), 95 % "
-        f"intervals over prompts; in brackets the paired difference from `{BASELINE}`.",
+        f"intervals over seeds and prompts; in brackets the paired difference from `{BASELINE}`.",
     ]
     for mode, rows in found.items():
         lines += ["", f"## {mode}", "", "| loss | tau | gain |", "|---|---:|---:|"]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from hf_specdec.networks import DraftNetwork
 from hf_specdec.quality.drafters.kept import KeptMeasures
-from hf_specdec.quality.statistics import bootstrap_mean, paired_difference
+from hf_specdec.quality.statistics import bootstrap_seeds, seeds_difference
 from hf_specdec.training.acceptance import Measured
 
 
@@ -31,17 +31,15 @@ class Arm:
     name: str
     runs: Sequence[Mapping[int, Sequence[Measured]]]
 
-    def lengths(self, steps: int) -> NDArray[np.float64]:
-        """`(prompts,)`, the mean over seeds of tau. Prompts whose answer ends before the first round are left out; they are the
-        same for all drafters."""
-        found: NDArray[np.float64] = np.mean(
-            [[each.tau for each in run[steps] if each.tau] for run in self.runs], axis=0
-        )
-        return found
+    def taus(self, steps: int) -> NDArray[np.float64]:
+        """`(seeds, prompts)`, tau. Prompts whose answer ends before the first round are left out; they are the same for all
+        drafters."""
+        return np.array([[each.tau for each in run[steps] if each.tau] for run in self.runs])
 
-    def by_seed(self, steps: int) -> list[float]:
-        """The mean over prompts of tau, for each seed."""
-        return [float(np.mean([each.tau for each in run[steps] if each.tau])) for run in self.runs]
+    def lengths(self, steps: int) -> NDArray[np.float64]:
+        """`(prompts,)`, the mean over seeds of tau."""
+        found: NDArray[np.float64] = self.taus(steps).mean(0)
+        return found
 
     def wrote(self, texts: Sequence[tuple[int, ...]], steps: int) -> float:
         """The share of answers, of all seeds, that are these."""
@@ -91,12 +89,12 @@ def relative_to(reference: NDArray[np.float64], tau: NDArray[np.float64]) -> dic
     """Figures of a drafter beside those of another.
 
     Args:
-        reference, tau (`numpy.ndarray` of shape `(prompts,)`): Tokens per round of the other and of the drafter.
+        reference, tau (`numpy.ndarray` of shapes `(seeds, prompts)`): Tokens per round of the other and of the drafter.
 
     Returns:
-        `dict`: `tau`, its 95 % bootstrap `interval` over prompts, and the `gain` in percent.
+        `dict`: `tau`, its 95 % bootstrap `interval` over seeds and prompts, and the `gain` in percent.
     """
-    interval = asdict(bootstrap_mean(tau))
+    interval = asdict(bootstrap_seeds(tau))
     gain = 100.0 * (float(tau.mean()) / float(reference.mean()) - 1.0)
     return {"interval": interval, "tau": interval["mean"], "gain": gain}
 
@@ -108,7 +106,7 @@ def compare(
     control: str | None = None,
     plain: Sequence[Sequence[int]] | None = None,
 ) -> dict[str, Any]:
-    """Figures of all arms, with 95 % bootstrap intervals over prompts (of the means over seeds).
+    """Figures of all arms, with 95 % bootstrap intervals over seeds and prompts.
 
     Args:
         arms (`Sequence[Arm]`): The arms.
@@ -118,9 +116,10 @@ def compare(
             given.
 
     Returns:
-        `dict`: By arm and number of drafts: `tau`, its `interval`, `gain` over the baseline in percent, the paired
-        `difference_from_control`; `by_seed`: by arm and number of drafts, the tau of each seed; `text_equal`: by arm, the
-        share of answers, of all seeds and numbers of drafts, that are the plain ones; and `same_text`, whether all are.
+        `dict`: `arms`: by arm and number of drafts, `tau`, its `interval`, the `gain` over the baseline in percent and the
+        paired `difference_from_control`; `resampled`, what the intervals are over; `by_seed`: by arm and number of drafts,
+        the tau of each seed; `text_equal`: by arm, the share of answers, of all seeds and numbers of drafts, that are the
+        plain ones; `same_text`, whether all are; and `num_prompts`.
     """
     by_name = {arm.name: arm for arm in arms}
     counts = list(arms[0].runs[0])
@@ -128,16 +127,17 @@ def compare(
     for arm in arms:
         figures[arm.name] = {}
         for k in counts:
-            tau, reference = arm.lengths(k), by_name[baseline].lengths(k)
+            tau, reference = arm.taus(k), by_name[baseline].taus(k)
             row = relative_to(reference, tau)
             if control is not None and arm.name != control:
-                row["difference_from_control"] = asdict(paired_difference(tau, by_name[control].lengths(k)))
+                row["difference_from_control"] = asdict(seeds_difference(tau, by_name[control].taus(k)))
             figures[arm.name][str(k)] = row
     texts = [each.text for each in arms[0].runs[0][counts[0]]] if plain is None else [tuple(each) for each in plain]
     equal = {arm.name: float(np.mean([arm.wrote(texts, k) for k in counts])) for arm in arms}
     return {
         "arms": figures,
-        "by_seed": {arm.name: {str(k): arm.by_seed(k) for k in counts} for arm in arms},
+        "resampled": "seeds and prompts",
+        "by_seed": {arm.name: {str(k): arm.taus(k).mean(1).tolist() for k in counts} for arm in arms},
         "text_equal": equal,
         "same_text": all(share == 1 for share in equal.values()),
         "num_prompts": len(arms[0].lengths(counts[0])),

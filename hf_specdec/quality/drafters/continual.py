@@ -194,8 +194,8 @@ def _write(path: Path, found: dict[str, Any], plan: ContinualPlan) -> None:
         "# Learning a second domain",
         "",
         f"demo, {plan.draft_length} drafts per round, {plan.held_out} held-out prompts of each domain, seeds "
-        f"{list(plan.seeds)}. Tokens per round with 95 % intervals over prompts; in brackets the paired difference from the "
-        "drafter before it learnt.",
+        f"{list(plan.seeds)}. Tokens per round with 95 % intervals over seeds and prompts; in brackets the paired difference "
+        "from the drafter before it learnt.",
         "",
         "| drafter | first domain | | second domain | |",
         "|---|---:|---:|---:|---:|",

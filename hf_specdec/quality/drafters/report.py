@@ -91,10 +91,13 @@ def _lines(sections: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
         yield f"Greedy, {found['num_prompts']} prompts, seeds {found['seeds']}."
         yield f"In brackets: tau - 1, and the gain over `{baseline}`."
         yield from ("", table(found), "")
-        yield from (f"{key}: {value}\n" for key, value in found.items() if isinstance(value, str))
+        said = {key: value for key, value in found.items() if isinstance(value, str) and key != "resampled"}
+        yield from (f"{key}: {value}\n" for key, value in said.items())
         yield _texts(found)
         if differences := _differences(found["arms"]):
-            yield from ("", "Differences from the control in tokens per round, with 95 % intervals:", "", *differences)
+            over = found.get("resampled", "prompts")  # not said by reports of earlier versions
+            told = f"Differences from the control in tokens per round, with 95 % intervals over {over}:"
+            yield from ("", told, "", *differences)
         if "pace" in found:
             yield from ("", *_pace(found["pace"]))
 

@@ -12,7 +12,7 @@ from hf_specdec.bench.report import versions
 from hf_specdec.files import write_at_once
 from hf_specdec.networks import DraftNetwork
 from hf_specdec.quality.drafters.comparison import compare_drafters, relative_to
-from hf_specdec.quality.statistics import paired_difference
+from hf_specdec.quality.statistics import seeds_difference
 
 
 __all__ = ["compare_tau", "gain_cell", "tau_cell", "write_tables"]
@@ -42,18 +42,18 @@ def compare_tau(
         progress (`Callable[[int, int], None]`, *optional*): Called with the number of drafters so far and of all.
 
     Returns:
-        `dict`: By name: `tau` with its 95 % `interval` over prompts (of the means over seeds), the `gain` over the baseline in
-        percent, and the paired `difference` from it in tokens per round. Prompts whose answer ends before the first round are
-        left out; they are the same for all drafters.
+        `dict`: By name: `tau` with its 95 % `interval` over seeds and prompts, the `gain` over the baseline in percent, and
+        the paired `difference` from it in tokens per round. Prompts whose answer ends before the first round are left out;
+        they are the same for all drafters.
     """
     arms = compare_drafters(
         target, drafters, prompts, steps=(steps,), max_new_tokens=max_new_tokens, batch_size=32, temperature=temperature,
         progress=progress,
     )  # fmt: skip
-    lengths = {arm.name: arm.lengths(steps) for arm in arms}
+    lengths = {arm.name: arm.taus(steps) for arm in arms}
     reference = lengths[baseline]
     return {
-        name: relative_to(reference, each) | {"difference": asdict(paired_difference(each, reference))}
+        name: relative_to(reference, each) | {"difference": asdict(seeds_difference(each, reference))}
         for name, each in lengths.items()
     }
 
