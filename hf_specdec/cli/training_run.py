@@ -17,11 +17,14 @@ from accelerate.utils import LoggerType, gather_object, parse_flag_from_env  # t
 from hf_specdec.cli.errors import CommandError
 from hf_specdec.cli.output import note, progress_bar
 from hf_specdec.drafters import DraftVocabulary
+from hf_specdec.files import write_at_once
 from hf_specdec.networks import AutoDrafter, DraftNetwork
 from hf_specdec.networks.export import export_drafter
 from hf_specdec.training.acceptance import acceptance_lengths
 from hf_specdec.training.answers import answer_prompts, is_held_out
 from hf_specdec.training.continual import ContinualTraining, cut_recordings, train_continually
+from hf_specdec.training.curve import CURVE, DrafterCurve, read_curve
+from hf_specdec.training.curve_plot import plot_curve
 from hf_specdec.training.feature_shards import FeatureShards
 from hf_specdec.training.options import TrainingOptions
 from hf_specdec.training.rcsd import Recording
@@ -150,6 +153,8 @@ class TrainingRun:
             return None
         network.config.recipe = followed_by(network.config.recipe, self.recipe)
         export_drafter(network, self.out)
+        if points := read_curve(self.out / CURVE):
+            write_at_once(self.out / "curve.png", plot_curve(points, self.steps))
         return {
             "num_texts": len(texts),
             **({} if self.live is None else {"num_recorded": len(self.live.recordings)}),
@@ -209,6 +214,8 @@ class TrainingRun:
 
     def _train(self, network: DraftNetwork, texts: Sequence[Text], accelerator: Accelerator) -> list[StepLog]:
         observer = self._observer(network, texts, accelerator)
+        ends = [self.options.max_steps * (number + 1) // len(self.stages) for number in range(len(self.stages))]
+        curve = DrafterCurve(self.out, ends, resume=self.resume) if accelerator.is_main_process else None
         with _bar("Training", accelerator) as show:
             run: dict[str, Any] = {
                 "out": self.out,
@@ -217,7 +224,7 @@ class TrainingRun:
                 "observer": observer,
                 "shard": self.shard,
                 "evaluate": lambda: self._evaluate(network, accelerator),
-                "on_step": _follow(show, self.options.max_steps) if accelerator.is_main_process else None,
+                "on_step": None if curve is None else _follow(show, self.options.max_steps, curve),
             }
             if self.live is None:
                 return train_in_stages(self.target, network, texts, self.stages, self.options, on_recorded=show, **run)
@@ -246,10 +253,11 @@ def _bar(label: str, accelerator: Accelerator) -> AbstractContextManager[Callabl
     return progress_bar(label) if accelerator.is_main_process else nullcontext(lambda *done: None)
 
 
-def _follow(show: Callable[..., None], max_steps: int) -> Callable[[StepLog], None]:
-    """Shows each step on the progress bar, and writes a line for each evaluation."""
+def _follow(show: Callable[..., None], max_steps: int, curve: DrafterCurve) -> Callable[[StepLog], None]:
+    """Shows each step on the progress bar, and writes a line for each evaluation, on the screen and to the curve."""
 
     def on_step(log: StepLog) -> None:
+        curve.add(log)
         rates = ", ".join(f"{rate:.2f}" for rate in log.acceptance)
         parts = ", ".join(f"{name} {value:.4f}" for name, value in log.parts.items() if not name.startswith("step_"))
         loss = f"loss {log.loss:.4f} ({parts})" if parts else f"loss {log.loss:.4f}"

@@ -49,6 +49,7 @@ class StepLog:
         tokens_per_second (`float`): Text tokens of this process per second of wall-clock time, the target's pass included.
         parts (`dict[str, float]`): What the loss is made of, by name, a mean like it; see the loss.
         evaluation (`dict[str, float]`): What the evaluation after this step found; empty if there was none.
+        num_tokens (`int`): Text tokens that all processes have read in this stage, up to this step; a text counts each time.
     """
 
     step: int
@@ -57,6 +58,7 @@ class StepLog:
     tokens_per_second: float
     parts: dict[str, float] = field(default_factory=dict)
     evaluation: dict[str, float] = field(default_factory=dict)
+    num_tokens: int = 0
 
 
 class _Unrolling(nn.Module):
@@ -173,8 +175,13 @@ def train(
         state = _State.start(
             _Unrolling(network, recipe, reference), options, accelerator, about, out if resume else None, shard
         )
+        first = _read_before(texts, options, steps_before, own_texts=rounds is not None)
+        num_tokens = _tokens_until(texts, options, first + state.step * options.batch_size)
+        num_tokens -= _tokens_until(texts, options, first)
         for step in range(state.step + 1, options.max_steps + 1):
             log = _one_step(partial(observer, target, network), rounds, texts, options, state, step, steps_before)
+            num_tokens += log.num_tokens
+            log = replace(log, num_tokens=num_tokens)
             if evaluate is not None and (step % options.eval_every == 0 or step == options.max_steps):
                 network.eval()
                 state.collect()
@@ -322,11 +329,7 @@ def _one_step(
     steps_before: int,
 ) -> StepLog:
     started, accelerator = time.perf_counter(), state.accelerator
-    read_before = (
-        steps_before * options.batch_size
-    )  # a later stage reads the texts that come next, and draws with other dice
-    if rounds is not None:  # its texts are its own, and read from the beginning of an order
-        read_before = -(-read_before // len(texts)) * len(texts)
+    read_before = _read_before(texts, options, steps_before, own_texts=rounds is not None)
     indices = _indices(len(texts), options, step, read_before)
     batch = [texts[index] for index in indices]
     anchors = sum(text.num_anchors for text in batch)
@@ -361,7 +364,9 @@ def _one_step(
     agreed, drafted = counts
     acceptance = tuple((agreed / drafted.clamp(min=1)).tolist())
     means = {name: value / own_share for name, value in parts.items()}
-    return StepLog(step, loss / own_share, acceptance, tokens / (time.perf_counter() - started), means)
+    seconds = time.perf_counter() - started
+    read = sum(len(text.tokens) for text in batch)
+    return StepLog(step, loss / own_share, acceptance, tokens / seconds, means, num_tokens=read)
 
 
 def _indices(num_texts: int, options: TrainingOptions, step: int, read_before: int) -> list[int]:
@@ -373,6 +378,21 @@ def _indices(num_texts: int, options: TrainingOptions, step: int, read_before: i
         for epoch in range(first // num_texts, places[-1] // num_texts + 1)
     }
     return [int(orders[place // num_texts][place % num_texts]) for place in places]
+
+
+def _read_before(texts: Sequence[Text], options: TrainingOptions, steps_before: int, *, own_texts: bool) -> int:
+    """Where a stage begins to read. A later one reads the texts that come next; one whose texts are its own, as recorded ones
+    are, reads them from the beginning of another order."""
+    read = steps_before * options.batch_size
+    return -(-read // len(texts)) * len(texts) if own_texts else read
+
+
+def _tokens_until(texts: Sequence[Text], options: TrainingOptions, place: int) -> int:
+    """Tokens of the texts before a place in the row of permutations."""
+    epochs, rest = divmod(place, len(texts))
+    order = torch.randperm(len(texts), generator=torch.Generator().manual_seed(options.seed * 1_000_003 + epochs))
+    lengths = [len(text.tokens) for text in texts]
+    return epochs * sum(lengths) + sum(lengths[index] for index in order[:rest].tolist())
 
 
 def _check(network: DraftNetwork, texts: Sequence[Text], options: TrainingOptions, accelerator: Accelerator) -> None:

@@ -1,7 +1,9 @@
 """`specdec train`."""
 
 import json
+import shutil
 from collections import Counter
+from itertools import pairwise
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from hf_specdec.cli.train import RecipeName
 from hf_specdec.cli.training_run import _follow
 from hf_specdec.training.acceptance import acceptance_lengths
 from hf_specdec.training.answers import is_held_out
+from hf_specdec.training.curve import DrafterCurve, read_curve
 from hf_specdec.training.rcsd import RoundRecorder
 from hf_specdec.training.recipes import RECIPES, STAGES, followed_by
 from hf_specdec.training.trainer import StepLog
@@ -301,16 +304,48 @@ def test_trackers_that_are_not_there_are_refused(options, run, tmp_path, monkeyp
     assert not (tmp_path / "drafter").exists()
 
 
-def test_each_step_is_shown_with_its_figures(monkeypatch, capsys):
+def test_each_step_is_shown_with_its_figures(monkeypatch, capsys, tmp_path):
     for name, value in {"FORCE_COLOR": "1", "TERM": "xterm", "COLUMNS": "200"}.items():
         monkeypatch.setenv(name, value)
     with progress_bar("Training") as show:
-        _follow(show, 4)(StepLog(1, 2.5, (0.5, 0.25), 123.4, {"step_0": 2.5}, {"tau": 1.5}))
-        _follow(show, 4)(StepLog(1, 2.5, (0.5, 0.25), 123.4, {"reward": 0.5, "kl": 1.25}))
+        follow = _follow(show, 4, DrafterCurve(tmp_path, [4], resume=False))
+        follow(StepLog(1, 2.5, (0.5, 0.25), 123.4, {"step_0": 2.5}, {"tau": 1.5}))
+        follow(StepLog(1, 2.5, (0.5, 0.25), 123.4, {"reward": 0.5, "kl": 1.25}))
     shown = capsys.readouterr().err
     assert "loss 2.5000 (reward 0.5000, kl 1.2500), agreement by position 0.50, 0.25, 123 tokens/s" in shown
     assert "step 1: loss 2.5000, agreement by position 0.50, 0.25, 123 tokens/s, tau 1.500" in shown
     assert "1/4" in shown
+
+
+def test_every_evaluation_is_a_point_of_the_curve(options, run_json, tmp_path):
+    asked = [*options, "--recipe", "eagle3", "--max-steps", 4, "--eval-every", 1]
+    found = run_json(*asked)
+    folder = tmp_path / "drafter"
+    curve = read_curve(folder / "curve.jsonl")
+    assert [each["step"] for each in curve] == [1, 2, 3, 4]
+    assert (curve[-1]["tau"], curve[-1]["loss"]) == (found["tau"], found["loss"])
+    lengths = [len(json.loads(line)["text"]) for line in (folder / "answers.jsonl").read_text().splitlines()]
+    epochs, rest = divmod(4 * 2, len(lengths))
+    order = torch.randperm(len(lengths), generator=torch.Generator().manual_seed(epochs))[:rest].tolist()
+    assert curve[-1]["num_tokens"] == epochs * sum(lengths) + sum(lengths[index] for index in order)
+    assert (folder / "curve.png").read_bytes().startswith(b"\x89PNG")
+    shutil.rmtree(folder / "checkpoint-00000004")  # killed after step 3
+    run_json(*asked, "--resume")
+    assert read_curve(folder / "curve.jsonl") == curve
+
+
+def test_the_curve_goes_on_through_stages(options, run_json, tmp_path):
+    asked = [*options, "--recipe", "wtv+grpo", "--max-steps", 4, "--eval-every", 1, "--group-size", 4]
+    run_json(*asked)
+    folder = tmp_path / "drafter"
+    curve = read_curve(folder / "curve.jsonl")
+    assert [each["step"] for each in curve] == [1, 2, 3, 4]
+    assert all(before["num_tokens"] < after["num_tokens"] for before, after in pairwise(curve))
+    steps = [after["num_tokens"] - before["num_tokens"] for before, after in pairwise([{"num_tokens": 0}, *curve])]
+    assert steps[:2] == steps[2:], "both stages read the same texts first"
+    shutil.rmtree(folder / "stage-1")  # killed in its first step
+    run_json(*asked, "--resume")
+    assert read_curve(folder / "curve.jsonl") == curve
 
 
 def test_a_loss_that_does_not_fit_the_drafter_is_refused_before_anything_is_answered(options, run, run_json, tmp_path):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -12,22 +11,22 @@ import torch
 
 from hf_specdec.drafters import DraftVocabulary
 from hf_specdec.errors import InvalidConfigError
-from hf_specdec.files import write_at_once
 from hf_specdec.networks.exit_heads import ExitHeads
 from hf_specdec.networks.target import weights_fingerprint
 from hf_specdec.training.checkpoints import latest_checkpoint
+from hf_specdec.training.curve import CURVE, add_to_curve
 from hf_specdec.training.exit_heads.agreement import agreement_along
 from hf_specdec.training.exit_heads.distilling import distil
 from hf_specdec.training.exit_heads.held_out import HeldOut
 from hf_specdec.training.exit_heads.observing import Observer, num_positions
 from hf_specdec.training.exit_heads.options import FitLog, FitOptions
 from hf_specdec.training.exit_heads.ridge import fit_maps
+from hf_specdec.training.identity import check_identity, write_identity
 from hf_specdec.training.texts import Text, digest_of
 
 
-__all__ = ["CURVE", "fit_exit_heads"]
+__all__ = ["fit_exit_heads"]
 
-CURVE = "curve.jsonl"  # in the folder of a fit: what its evaluations found
 _IDENTITY = "fit.json"
 
 
@@ -95,13 +94,17 @@ def fit_exit_heads(
             "target": heads.config.target_weights or heads.config.target_name,
             "start": None if start is None else weights_fingerprint(start),
         }
-        _keep_identity(out, resume, identity)
+        if resume:
+            check_identity(out / _IDENTITY, identity, "a fit")
+        else:
+            (out / CURVE).unlink(missing_ok=True)
+        write_identity(out / _IDENTITY, identity)
 
     def keep(num_tokens: int, stage: str = "kl") -> dict[str, Any]:
         heads.config.figures = _figures(evaluates, heads, before + num_tokens)
         if out is not None:
             heads.save_pretrained(out)
-            _add_to_curve(out / CURVE, {"stage": stage, **heads.config.figures})
+            add_to_curve(out / CURVE, {"stage": stage, **heads.config.figures}, _place)
         return dict(heads.config.figures)
 
     begins = not (resume and out is not None and latest_checkpoint(out) is not None)
@@ -138,27 +141,9 @@ def _check_start(
         )
 
 
-def _keep_identity(out: Path, resume: bool, asked: dict[str, str | None]) -> None:
-    """Writes down what is fitted to what, and refuses to go on with anything else."""
-    file = out / _IDENTITY
-    known = json.loads(file.read_text(encoding="utf-8")) if resume and file.is_file() else asked
-    if changed := [name for name in asked if known.get(name) != asked[name]]:
-        raise InvalidConfigError(
-            f"{out} holds a fit with other {' and '.join(changed)}: resume with the same, or write to another folder"
-        )
-    out.mkdir(parents=True, exist_ok=True)
-    if not resume:
-        (out / CURVE).unlink(missing_ok=True)
-    write_at_once(file, (json.dumps(asked, indent=1) + "\n").encode())
-
-
-def _add_to_curve(file: Path, figures: dict[str, Any]) -> None:
-    """One line for each evaluation, by growing number of its stage's tokens; what is done again stands there once."""
-    lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
-    later = {"start": 0, "ridge": 0, "kl": 1}
-    own = (later[figures["stage"]], figures["num_tokens"])
-    earlier = [line for line in lines if (later[(known := json.loads(line))["stage"]], known["num_tokens"]) < own]
-    write_at_once(file, "".join(f"{line}\n" for line in [*earlier, json.dumps(figures)]).encode())
+def _place(figures: Mapping[str, Any]) -> tuple[int, int]:
+    """Where figures stand in a fit: by its stage, and within it by the tokens so far."""
+    return {"start": 0, "ridge": 0, "kl": 1}[figures["stage"]], figures["num_tokens"]
 
 
 def _order(texts: Sequence[Text], seed: int, epochs: int | None = None) -> Iterator[Text]:
