@@ -63,6 +63,8 @@ def train(
     system: opt.System = None,
     max_new_tokens: opt.MaxNewTokens = 256,
     answer_batch_size: rl.AnswerBatchSize = 8,
+    answer_temperature: rl.AnswerTemperature = 0.0,
+    answer_seed: rl.AnswerSeed = 0,
     max_steps: rl.MaxSteps = 1000,
     batch_size: rl.BatchSize = 8,
     micro_batch_size: rl.MicroBatchSize = 1,

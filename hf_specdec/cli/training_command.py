@@ -40,6 +40,7 @@ def run_training(context: typer.Context, asked: Mapping[str, Any], recipe: str) 
     out, continual, resume = asked["out"], asked["continual"], asked["resume"]
     options, stages = _options(asked), stages_of(recipe, _rcsd(context, asked))
     _check_start(context, asked, recipe, stages)
+    _check_answers(context, asked, recipe, stages)
     live = None if continual is None else _live(asked)
     prompts = read_texts(asked["data"], asked["field"], asked["limit"])
     if not resume and out.exists() and (any(out.glob("checkpoint-*")) or any(out.glob("stage-*"))):
@@ -69,6 +70,8 @@ def run_training(context: typer.Context, asked: Mapping[str, Any], recipe: str) 
         asked["answer_batch_size"],
         asked["features"],
         asked["fsdp"],
+        asked.get("answer_temperature", 0.0),
+        asked.get("answer_seed", 0),
     )
     with quiet():
         result = run()
@@ -133,6 +136,14 @@ def _check_start(context: typer.Context, asked: Mapping[str, Any], name: str, st
         raise CommandError("--continual goes on from the drafter of the live use: pass --start FOLDER")
     if len(stages) > 1:
         raise CommandError(f"--continual takes one stage, --recipe {name} has {len(stages)} here: pass another recipe")
+
+
+def _check_answers(context: typer.Context, asked: Mapping[str, Any], name: str, stages: list[Recipe]) -> None:
+    """RCSD is about greedy verification: its rounds and windows are judged by what the target writes greedily."""
+    if asked.get("answer_temperature") and any(stage.reference for stage in stages):
+        raise CommandError(f"--recipe {name} learns from greedy answers: leave --answer-temperature away")
+    if not asked.get("answer_temperature") and is_given(context, "answer_seed"):
+        raise CommandError("--answer-seed is for sampled answers: pass --answer-temperature above 0 too")
 
 
 def _live(asked: Mapping[str, Any]) -> LiveUse:

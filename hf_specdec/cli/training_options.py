@@ -12,6 +12,8 @@ import typer
 __all__ = [
     "FSDP",
     "AnswerBatchSize",
+    "AnswerSeed",
+    "AnswerTemperature",
     "BatchSize",
     "Beta",
     "Continual",
@@ -80,6 +82,10 @@ class CreditName(StrEnum):
 AnswerBatchSize = Annotated[
     int, typer.Option("--answer-batch-size", min=1, help="Prompts that the target answers at once.")
 ]
+AnswerTemperature = Annotated[
+    float, typer.Option("--answer-temperature", min=0.0, help="The target's answers: 0 greedy, above it sampled.")
+]
+AnswerSeed = Annotated[int, typer.Option("--answer-seed", help="Decides sampled answers.")]
 MaxSteps = Annotated[int, typer.Option("--max-steps", help="Optimiser steps.")]
 BatchSize = Annotated[int, typer.Option("--batch-size", help="Texts per optimiser step, over all processes.")]
 MicroBatchSize = Annotated[

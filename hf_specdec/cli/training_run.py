@@ -20,12 +20,14 @@ from hf_specdec.drafters import DraftVocabulary
 from hf_specdec.files import write_at_once
 from hf_specdec.networks import AutoDrafter, DraftNetwork
 from hf_specdec.networks.export import export_drafter
+from hf_specdec.networks.target import weights_fingerprint
 from hf_specdec.training.acceptance import acceptance_lengths
 from hf_specdec.training.answers import answer_prompts, is_held_out
 from hf_specdec.training.continual import ContinualTraining, cut_recordings, train_continually
 from hf_specdec.training.curve import CURVE, DrafterCurve, read_curve
 from hf_specdec.training.curve_plot import plot_curve
 from hf_specdec.training.feature_shards import FeatureShards
+from hf_specdec.training.identity import check_identity, write_identity
 from hf_specdec.training.options import TrainingOptions
 from hf_specdec.training.rcsd import Recording
 from hf_specdec.training.recipes import Recipe, followed_by
@@ -35,6 +37,8 @@ from hf_specdec.training.trainer import Observe, StepLog
 
 
 __all__ = ["LiveUse", "TrainingRun", "check_trackers", "live_use", "own_device"]
+
+_IDENTITY = "run.json"  # in the folder of a run: what it was begun with
 
 
 @dataclass(frozen=True)
@@ -110,6 +114,7 @@ class TrainingRun:
         answer_batch_size (`int`): Prompts that are answered at once.
         features (`Path`, *optional*): Folder that the target's features are written to, and read from at each step.
         shard (`bool`): Whether several processes split weights and moments (FSDP).
+        answer_temperature (`float`), answer_seed (`int`): How the target answers; 0 is greedy.
     """
 
     target: Any
@@ -131,6 +136,8 @@ class TrainingRun:
     answer_batch_size: int = 1
     features: Path | None = None
     shard: bool = False
+    answer_temperature: float = 0.0
+    answer_seed: int = 0
 
     def __call__(self) -> dict[str, Any] | None:
         """Trains, writes the drafter, and returns what the command prints, in one of several processes."""
@@ -139,6 +146,7 @@ class TrainingRun:
         )
         started = self._started()
         check_run(self.stages, self.options, accelerator.num_processes, started)
+        self._keep_identity(started, accelerator)
         texts = self._texts(accelerator, started)
         network = self._fresh(texts) if started is None else started
         if self.trackers:
@@ -171,6 +179,8 @@ class TrainingRun:
                 self.out / "answers.jsonl",
                 max_new_tokens=self.max_new_tokens,
                 batch_size=self.answer_batch_size,
+                temperature=self.answer_temperature,
+                seed=self.answer_seed,
                 drafter=drafter,
                 accelerator=accelerator,
                 on_answer=show,
@@ -183,6 +193,15 @@ class TrainingRun:
         return AutoDrafter.from_pretrained(
             self.start, target=self.target, tokenizer=self.tokenizer, dtype=torch.float32
         )
+
+    def _keep_identity(self, started: DraftNetwork | None, accelerator: Accelerator) -> None:
+        """A checkpoint has the weights that it needs, but what they are compared with is the drafter of the start."""
+        identity = {"start": None if started is None else weights_fingerprint(started)}
+        if self.resume:
+            check_identity(self.out / _IDENTITY, identity, "a run")
+        accelerator.wait_for_everyone()  # all have read before one writes
+        if accelerator.is_main_process:
+            write_identity(self.out / _IDENTITY, identity)
 
     def _fresh(self, texts: Sequence[Text]) -> DraftNetwork:
         size = self.draft_vocab_size

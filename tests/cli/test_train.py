@@ -81,6 +81,37 @@ def test_a_drafter_of_another_tokenizer_is_not_gone_on_with(pair, options, run, 
     assert "whose tokenizer have the hash" in " ".join(stderr.split())
 
 
+def test_a_run_is_resumed_with_its_own_start_only(pair, options, run, run_json, tmp_path):
+    for seed, name in enumerate(("one", "two")):
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            AutoDrafter.from_target(pair.model, "eagle").save_pretrained(tmp_path / name)
+    asked = [*options, "--recipe", "eal", "--max-steps", 2]
+    found = run_json(*asked, "--start", tmp_path / "one")
+    for start in ([], ["--start", tmp_path / "two"]):
+        refused = " ".join(run(*asked, *start, "--resume", code=2).stderr.split())
+        assert "a run with other start: resume with the same" in refused
+    assert run_json(*asked, "--start", tmp_path / "one", "--resume")["tau"] == found["tau"]
+    (tmp_path / "drafter" / "run.json").unlink()  # a run of an earlier version
+    assert run_json(*asked, "--start", tmp_path / "one", "--resume")["tau"] == found["tau"]
+
+
+def test_answers_may_be_sampled(options, run, run_json, tmp_path):
+    asked = [*options, "--recipe", "kl", "--max-steps", 2, "--answer-temperature", 1.0, "--answer-seed", 5]
+    run_json(*asked)
+    rows = [json.loads(line) for line in (tmp_path / "drafter" / "answers.jsonl").read_text().splitlines()]
+    assert all((row["temperature"], row["seed"]) == (1.0, 5) for row in rows)
+    greedy = [tmp_path / "greedy" if part == tmp_path / "drafter" else part for part in asked[:-4]]
+    run_json(*greedy)
+    others = [json.loads(line) for line in (tmp_path / "greedy" / "answers.jsonl").read_text().splitlines()]
+    assert [row["prompt"] for row in rows] == [row["prompt"] for row in others]
+    assert [row["text"] for row in rows] != [row["text"] for row in others]
+    assert "seed 5, not 0" in " ".join(run(*asked[:-2], "--resume", code=2).stderr.split())
+    rcsd = [*options, "--recipe", "rcsd-dpo", "--max-steps", 2, "--start", tmp_path / "greedy"]
+    assert "greedy answers" in run(*rcsd, "--answer-temperature", 1.0, code=2).stderr
+    assert "--answer-temperature" in run(*greedy, "--answer-seed", 5, code=2).stderr
+
+
 def test_a_run_that_goes_on_with_its_own_recipe_is_named_once():
     assert followed_by(None, "hass") == followed_by("hass", "hass") == "hass"
     assert followed_by("hass+rcsd-dpo", "rcsd-dpo") == "hass+rcsd-dpo"

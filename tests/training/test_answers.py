@@ -46,7 +46,7 @@ def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path):
 def test_answers_of_another_length_are_refused(tmp_path):
     file = tmp_path / "answers.jsonl"
     answer_prompts(tiny_llama(), PROMPTS[:1], file, max_new_tokens=5)
-    with pytest.raises(InvalidConfigError, match="up to 5 tokens, not 6"):
+    with pytest.raises(InvalidConfigError, match="max_new_tokens 5, not 6"):
         answer_prompts(tiny_llama(), PROMPTS[:1], file, max_new_tokens=6)
 
 
@@ -60,6 +60,40 @@ def test_batches_and_drafters_change_no_answer(tmp_path):
     target.generation_config.eos_token_id = ends
     ended = answer_prompts(target, PROMPTS, tmp_path / "ended.jsonl", **together)
     assert ended[0].tokens == alone[0].tokens[: alone[0].tokens.index(ends, 3) + 1]
+
+
+def test_sampled_answers_have_dice_of_their_own_and_say_so(tmp_path):
+    target, sampled = tiny_llama(), {"max_new_tokens": 6, "temperature": 1.0, "seed": 3}
+    whole = answer_prompts(target, PROMPTS, tmp_path / "whole.jsonl", **sampled)
+    greedy = answer_prompts(target, PROMPTS, tmp_path / "greedy.jsonl", max_new_tokens=6)
+    assert all(one.tokens != other.tokens for one, other in zip(whole, greedy, strict=True))
+    lines = (tmp_path / "whole.jsonl").read_text().splitlines()
+    assert all((row["temperature"], row["seed"]) == (1.0, 3) for row in map(json.loads, lines))
+    assert "seed" not in json.loads((tmp_path / "greedy.jsonl").read_text().splitlines()[0])
+    (tmp_path / "killed.jsonl").write_text(lines[1] + "\n" + lines[0][:9])
+    assert answer_prompts(target, PROMPTS, tmp_path / "killed.jsonl", batch_size=2, **sampled) == whole
+    backwards = answer_prompts(target, PROMPTS[::-1], tmp_path / "backwards.jsonl", **sampled)
+    assert backwards == whole[::-1]
+    other = answer_prompts(target, PROMPTS, tmp_path / "other.jsonl", **sampled | {"seed": 4})
+    assert other != whole
+    for changed, told in (({"seed": 4}, "seed 3, not 4"), ({"temperature": 0.5}, "temperature 1.0, not 0.5")):
+        with pytest.raises(InvalidConfigError, match=told):
+            answer_prompts(target, PROMPTS, tmp_path / "whole.jsonl", **sampled | changed)
+    with pytest.raises(InvalidConfigError, match=r"temperature 1.0, not 0: "):
+        answer_prompts(target, PROMPTS, tmp_path / "whole.jsonl", max_new_tokens=6)
+    with pytest.raises(InvalidConfigError, match=r"temperature 0, not 1.0"):
+        answer_prompts(target, PROMPTS, tmp_path / "greedy.jsonl", **sampled)
+
+
+def test_no_two_prompts_share_their_dice(tmp_path, monkeypatch):
+    target, seeds = tiny_llama(), []
+    real = target.generate
+    monkeypatch.setattr(target, "generate", lambda **given: seeds.extend(given["row_seeds"]) or real(**given))
+    for seed in (0, 1):
+        answer_prompts(
+            target, PROMPTS, tmp_path / f"{seed}.jsonl", max_new_tokens=2, temperature=1.0, seed=seed, batch_size=2
+        )
+    assert len(set(seeds)) == 2 * len(PROMPTS)
 
 
 def test_answers_of_another_target_are_refused(tmp_path):
