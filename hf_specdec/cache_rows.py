@@ -7,7 +7,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
 
 from hf_specdec.errors import UnsupportedModelError
-from hf_specdec.readback import sent
+from hf_specdec.readback import is_host, sent
 
 
 __all__ = ["DROPPED", "can_realign", "realign", "select_rows"]
@@ -83,7 +83,7 @@ class _Move:
     def __init__(self, first: Tensor, stored: int, count: int, device: torch.device) -> None:
         self._first, self._count = first, count
         self._source: Tensor | None = None
-        if device.type != "cpu":
+        if not is_host(device):
             source = (first[:, None] + torch.arange(count)).clamp(0, stored - 1)
             self._source = sent(source[:, None, :, None], device)
 

@@ -16,6 +16,7 @@ from hf_specdec._compat import CACHE_KEY, only_visible_entries, undecorated_mode
 from hf_specdec.layer_gate import LayerGate, Transform, Window
 from hf_specdec.prefix_lm import PrefixLM
 from hf_specdec.prepared_layers import PreparedLayers
+from hf_specdec.readback import sent
 from hf_specdec.readout import ModelEnds, find_ends, has_fixed_positions, is_called_unseen
 
 
@@ -142,7 +143,7 @@ class LayeredLM(PrefixLM):
         assert window.prepared is not None
         switched = nullcontext() if self.device.type == "cpu" else self.model._optimize_model_for_decode()
         with only_visible_entries(self._cache), switched:
-            return self.gate.rise(ends.embedding(ids.to(self.device)), depth, window.prepared)
+            return self.gate.rise(ends.embedding(sent(ids, self.device)), depth, window.prepared)
 
     def _are_prepared(self, window: Window, ids: Tensor) -> bool:
         return window.prepared is not None and window.offset + ids.shape[1] <= window.prepared.width

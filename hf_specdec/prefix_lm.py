@@ -29,7 +29,7 @@ from hf_specdec._compat import (
 from hf_specdec.cache_rows import DROPPED, can_realign, realign, select_rows
 from hf_specdec.errors import UnsupportedModelError
 from hf_specdec.placement import device_of
-from hf_specdec.readback import read_together, sent
+from hf_specdec.readback import is_host, read_together, sent
 
 
 __all__ = ["PrefixLM", "check_croppable", "read_prompt"]
@@ -218,7 +218,7 @@ class PrefixLM:
         if trailing and not realigns:  # all rows give up as much, and some are fed again
             self._read()
             new_tokens = new_tokens.cpu()
-        unread = None if new_tokens.device.type == "cpu" else new_tokens[:, None]
+        unread = None if is_host(new_tokens.device) else new_tokens[:, None]
         if trailing and realigns:
             self._keep(self._num_known)
         # Otherwise nothing is cropped, not even by nothing: sliding layers would forget what a rejection may bring back.

@@ -8,12 +8,17 @@ import torch
 from torch import Tensor
 
 
-__all__ = ["read_together", "sent"]
+__all__ = ["is_host", "read_together", "sent"]
+
+
+def is_host(device: torch.device) -> bool:
+    """Whether it is the CPU on which everything is decided."""
+    return device.type == "cpu" and not device.index
 
 
 def sent(tensor: Tensor, device: torch.device) -> Tensor:
     """The tensor on a device. A copy from the CPU is not waited for; one to the CPU must be, or it would be read too early."""
-    return tensor.to(device, non_blocking=tensor.device.type == "cpu")
+    return tensor.to(device, non_blocking=is_host(tensor.device))
 
 
 def read_together(tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -22,7 +27,7 @@ def read_together(tensors: Sequence[Tensor]) -> list[Tensor]:
     They travel as bytes, so that values of all types arrive to the bit (ours).
     """
     found = list(tensors)
-    for device in sorted({str(each.device) for each in found if each.device.type != "cpu"}):
+    for device in sorted({str(each.device) for each in found if not is_host(each.device)}):
         places = [i for i, each in enumerate(found) if str(each.device) == device]
         if len(places) == 1:
             found[places[0]] = found[places[0]].cpu()

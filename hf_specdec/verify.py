@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hf_specdec.errors import InvalidConfigError
-from hf_specdec.readback import read_together, sent
+from hf_specdec.readback import is_host, read_together, sent
 from hf_specdec.records import AcceptanceRule, Draft, Evidence, Outcome, Place, Verdict
 
 
@@ -245,7 +245,7 @@ def _next_tokens(
     if rule.lossless and not evidence.do_sample:  # whatever was drafted, what is emitted is the target's own token
         corrections = evidence.target_tokens.gather(-1, place[:, None])[:, 0]
         return torch.where(rejected, corrections, bonus_scores.argmax(-1)), sound
-    if rejected.device.type != "cpu":  # to ask which rows need what would be to wait
+    if not is_host(rejected.device):  # to ask which rows need what would be to wait
         corrections, corrected = tokens_of(rule.replacement(ended), last)
         bonus, whole = _chosen(bonus_scores, evidence.do_sample, last)
         # A law that nobody draws from may be anything, NaN included.

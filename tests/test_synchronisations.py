@@ -6,8 +6,9 @@ The device is a fake one, see [`FakeDevice`], on which a tensor in the wrong pla
 import pytest
 import torch
 
-from hf_specdec import ConfidenceLength, ExactConfig, GoodputLength, RCSDConfig, SpeculativeConfig
+from hf_specdec import ConfidenceLength, ExactConfig, GoodputLength, RCSDConfig, SelfDraftConfig, SpeculativeConfig
 from hf_specdec.acceptance import CSD, EARS, EASD, RelaxedThinking
+from hf_specdec.drafters import SelfDrafter
 from hf_specdec.errors import DrafterError
 from hf_specdec.lengths import CostTable
 from hf_specdec.readback import read_together
@@ -169,6 +170,29 @@ def test_ragged_batches_wait_no_more(case):
     assert output.speculative_stats.num_accepted_tokens == expected.speculative_stats.num_accepted_tokens
     assert max(syncs.per_round) <= most
     assert min(syncs.per_round) >= 1
+
+
+def test_self_drafting_waits_once_for_each_exit_that_is_looked_at():
+    config = SelfDraftConfig(exit_layers=[1, 2], confidence_threshold=0.2, length=4, **EXACT)
+    inputs, exits, exit_after = prompts(1), [], SelfDrafter._exit_after
+
+    def counted(self, *args):
+        exits.append(len(syncs.seen))
+        return exit_after(self, *args)
+
+    target = tiny_llama(layers=3, attn_implementation="eager")
+    expected = decode(target, None, inputs, config)
+    fake_device.moved(target)
+    with fake_device.FakeDevice() as device, torch.no_grad(), pytest.MonkeyPatch.context() as patch:
+        syncs = Syncs(device)
+        patch.setattr(SelfDrafter, "_exit_after", counted)
+        inputs = {name: value.to(fake_device.DEVICE) for name, value in inputs.items()}
+        output = decode(target, None, inputs, config, round_callback=syncs)
+        assert torch.equal(output.sequences.cpu(), expected.sequences)
+    assert output.speculative_stats.num_accepted_tokens == expected.speculative_stats.num_accepted_tokens > 0
+    looked_at = [exits.count(number) for number in range(3, len(syncs.seen))]
+    assert syncs.per_round == [1 + each for each in looked_at]
+    assert len(set(looked_at)) > 1
 
 
 @pytest.mark.parametrize("name", ["easd", "typical", "relaxed_thinking", "csd", "ears"])

@@ -12,6 +12,7 @@ from hf_specdec.acceptance.exact import exact_acceptance, exact_replacement
 from hf_specdec.acceptance.relaxed import check_entropy
 from hf_specdec.errors import InvalidConfigError
 from hf_specdec.laws import EntropyKind, entropy, one_hot, residual, top_overlap, without_token
+from hf_specdec.readback import is_host
 from hf_specdec.records import Evidence, Outcome
 
 
@@ -162,7 +163,7 @@ class EASD:
     def _fires_on(self, evidence: Evidence) -> Tensor:
         if evidence.draft_logits is None:  # n-gram drafts are point masses: their entropy is 0
             return torch.zeros_like(evidence.valid)
-        if evidence.scores.device.type != "cpu":  # to ask which positions get far would be to wait
+        if not is_host(evidence.scores.device):  # to ask which positions get far would be to wait
             num_candidates = evidence.scores.isfinite().sum(-1)
             return self.fires(evidence.target_logits, evidence.draft_logits.to(evidence.scores.dtype), num_candidates)
         fired = self._entropy(evidence.target_logits) > self.target_entropy_threshold

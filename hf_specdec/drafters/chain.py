@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hf_specdec.drafters.base import DraftSettings
 from hf_specdec.errors import DrafterError
-from hf_specdec.readback import read_together, sent
+from hf_specdec.readback import is_host, read_together, sent
 from hf_specdec.records import Budget, Context, Draft, Unread
 from hf_specdec.verify import draw, tokens_of
 from hf_specdec.warping import needs_prefix, warp
@@ -54,7 +54,7 @@ def draft_chain(
     Raises:
         [`DrafterError`]: If the logits contain NaN; of an `unread` draft, when it is read.
     """
-    if logits.device.type != "cpu" and budget.min_confidence <= 0 and budget.min_survival <= 0:
+    if not is_host(logits.device) and budget.min_confidence <= 0 and budget.min_survival <= 0:
         return _draft_unread(
             settings, context, budget, open_rows, logits, extend, name=name, prefill_seconds=prefill_seconds,
             num_read=num_read, when_read=when_read,
@@ -101,7 +101,7 @@ def draft_chain(
         source="model",
         prefill_seconds=prefill_seconds,
         num_read=num_read,
-        is_vouched_for=logits.device.type != "cpu",
+        is_vouched_for=not is_host(logits.device),
     )
 
 
@@ -202,7 +202,7 @@ def _look(settings: DraftSettings, scores: Tensor, law: Tensor | None, budget: B
     asked = budget.min_confidence > 0 or budget.min_survival > 0
     confidences = (peaks - scores.logsumexp(-1)).exp() if asked else peaks
     drawn: tuple[Tensor, ...] = ()
-    if law is not None and settings.streams is not None and law.device.type != "cpu":
+    if law is not None and settings.streams is not None and not is_host(law.device):
         drawn = tokens_of(law, settings.streams.ahead(1)[:, 0])
     peaks, confidences, best, *told = read_together([peaks, confidences, best, *drawn])
     return _Seen(peaks, confidences, best, (told[0], told[1]) if told else None)

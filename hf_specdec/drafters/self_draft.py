@@ -20,6 +20,7 @@ from hf_specdec.features import TargetFeatures
 from hf_specdec.layer_gate import LayerGate
 from hf_specdec.layered_lm import LayeredLM
 from hf_specdec.networks.exit_heads import ExitHeads
+from hf_specdec.readback import is_host, read_together, sent
 from hf_specdec.records import Budget, Context, Draft
 from hf_specdec.timing import wait_for
 from hf_specdec.verify import draw
@@ -31,11 +32,15 @@ __all__ = ["SelfDrafter"]
 
 @dataclass(frozen=True)
 class _Exit:
-    """Where each row's newest token left the model, depth 0 where it did not, and the exit's logits there."""
+    """Where each row's newest token left the model, depth 0 where it did not, and the exit's logits there.
+
+    On a GPU also the best tokens by these logits, where no more is asked for: they are read with the confidences.
+    """
 
     depths: Tensor
     confidences: Tensor
     logits: Tensor
+    best: Tensor | None = None
 
     def or_else(self, deeper: _Exit) -> _Exit:
         """The rows that have left here, and of the others what a deeper exit says."""
@@ -43,7 +48,8 @@ class _Exit:
         return _Exit(
             torch.where(here, self.depths, deeper.depths),
             torch.where(here, self.confidences, deeper.confidences),
-            torch.where(here[:, None].to(self.logits.device), self.logits, deeper.logits.to(self.logits.device)),
+            torch.where(sent(here[:, None], self.logits.device), self.logits, deeper.logits.to(self.logits.device)),
+            None if self.best is None or deeper.best is None else torch.where(here, self.best, deeper.best),
         )
 
 
@@ -182,11 +188,14 @@ class SelfDrafter(DrafterBase):
 
         transform = None if self.heads is None else head
         logits = self.target.climb(growing.tokens, growing.lengths, depth, transform, growing.ahead).float()
-        confidences = self.policy.confidence(logits, depth, self.num_layers).cpu()
+        asked = [self.policy.confidence(logits, depth, self.num_layers)]
+        if self._best_is_enough and not is_host(logits.device):
+            asked.append(self._best(logits))
+        confidences, *best = read_together(asked)
         if bool(confidences[going].isnan().any()):
             raise DrafterError(f"the exit after layer {depth} gives logits that contain NaN")
         leaves = confidences >= self.policy.confidence_threshold
-        return _Exit(torch.where(leaves, depth, 0), confidences, logits)
+        return _Exit(torch.where(leaves, depth, 0), confidences, logits, best[0] if best else None)
 
     def _adapted(self, adapter: AdapterRun, growing: _Growing, going: Tensor) -> Tensor:
         started, reads_prompt = time.perf_counter(), adapter.lm is None
@@ -214,9 +223,9 @@ class SelfDrafter(DrafterBase):
         return not self.settings.warpers and not (self.settings.do_sample and self.policy.draft_sampling)
 
     def _best(self, scores: Tensor) -> Tensor:
-        """`(batch,)` tokens with the largest scores."""
+        """`(batch,)` tokens with the largest scores, where these are."""
         best, ids = scores.argmax(-1), self.target.climb_ids
-        return (best if ids is None or not self._best_is_enough else ids.to(best.device)[best]).cpu()
+        return best if ids is None or not self._best_is_enough else ids.to(best.device)[best]
 
     def _draft_tokens(self, growing: _Growing, scores: Tensor, exit_: _Exit, going: Tensor) -> Tensor:
         """`(batch,)` tokens of the exit's law, noted down with it."""
@@ -227,7 +236,7 @@ class SelfDrafter(DrafterBase):
             tokens = draw(law, numbers).cpu()
             growing.laws.append(law)
         else:
-            tokens = self._best(scores)
+            tokens = self._best(scores).cpu() if exit_.best is None else exit_.best
         growing.drafted.append(tokens)
         growing.depths.append(torch.where(going, exit_.depths, 0))
         if self.settings.keep_logits:
