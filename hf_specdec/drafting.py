@@ -29,11 +29,11 @@ from hf_specdec.features import TargetFeatures
 from hf_specdec.layer_gate import LayerGate
 from hf_specdec.layered_lm import LayeredLM
 from hf_specdec.loading import load_assistant
-from hf_specdec.loop import Run
 from hf_specdec.networks import DraftNetwork
 from hf_specdec.prefix_lm import PrefixLM
 from hf_specdec.records import DropsRows
 from hf_specdec.reduced_head import assistant_drafter, reduced_twins
+from hf_specdec.run import Run
 from hf_specdec.self_drafting import SelfDraft, self_draft_of
 from hf_specdec.stats import SpeculativeStats
 from hf_specdec.tree_lm import TreeLM, check_tree_attention, check_tree_target

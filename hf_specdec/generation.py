@@ -23,14 +23,16 @@ from hf_specdec.acceptance import EarlyExactGuard, RelaxedRule
 from hf_specdec.cache_rows import can_realign
 from hf_specdec.compatibility import check_model, tell_few_acceptances
 from hf_specdec.configs import STOCK_OPTIONS, BaseConfig, SelfDraftConfig, load_config, with_stock_options
+from hf_specdec.cropping import read_prompt
 from hf_specdec.drafting import Drafting, check_tree, drafting_of
 from hf_specdec.errors import InvalidConfigError, UnsupportedModelError
 from hf_specdec.lengths import GoodputLength, GoodputTree, NotedLength, TreeLength
-from hf_specdec.loop import Record, Run, speculate
+from hf_specdec.loop import speculate
 from hf_specdec.outputs import SpeculativeDecoderOnlyOutput, StepOutputs, TokenStream, result_of, step_outputs
 from hf_specdec.placement import is_sharded
-from hf_specdec.prefix_lm import PrefixLM, read_prompt
+from hf_specdec.prefix_lm import PrefixLM
 from hf_specdec.records import AcceptanceRule, LengthController, Observer, Round
+from hf_specdec.run import Record, Run
 from hf_specdec.sequences import Sequences
 from hf_specdec.stats import SpeculativeStats
 from hf_specdec.timing import wait_for

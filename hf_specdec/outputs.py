@@ -10,7 +10,7 @@ from transformers import GenerationConfig
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from hf_specdec._compat import CACHE_KEY
-from hf_specdec.loop import Record
+from hf_specdec.run import Record
 from hf_specdec.stats import SpeculativeStats
 
 

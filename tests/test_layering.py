@@ -12,8 +12,8 @@ PUBLIC = "__init__"  # the package itself, as in `from hf_specdec import ExactCo
 ORDER = [
     *"errors files _compat compatibility placement readback timing linear huge_pages records".split(),
     *"laws trees warping sequences live_rows cache_view".split(),
-    *"prepared_layers layer_gate readout cache_rows prefix_lm layered_lm".split(),
-    *"tree_lm features verify tree_walk acceptance lengths networks drafters loop stats configs".split(),
+    *"prepared_layers layer_gate readout cache_rows cropping prefix_lm layered_lm".split(),
+    *"tree_lm features verify tree_walk acceptance lengths networks drafters run loop stats configs".split(),
     *"easd_processor teacher_forcing calibration nucleus_calibration outputs".split(),
     *"reduced_head loading self_drafting drafting generation hook".split(),
     *"losslessness csd_calibration rendering trace".split(),
@@ -22,7 +22,7 @@ ORDER = [
 ]
 RANK = {name: rank for rank, name in enumerate(ORDER)} | {"demo": ORDER.index("bench")}
 FORBIDDEN = {  # although they stand below
-    "loop": {"acceptance", "lengths", "networks", "drafters"},
+    **{name: {"acceptance", "lengths", "networks", "drafters"} for name in ("run", "loop")},
     "drafters": {"acceptance", "lengths"},
     "lengths": {"acceptance"},
 }

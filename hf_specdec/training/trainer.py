@@ -23,6 +23,7 @@ from hf_specdec.networks import DraftNetwork
 from hf_specdec.training.checkpoints import latest_checkpoint, load_checkpoint, save_checkpoint
 from hf_specdec.training.losses import DraftedRounds, PairLoss, Unrolled
 from hf_specdec.training.options import TrainingOptions
+from hf_specdec.training.reading_order import first_place, texts_of_step, tokens_until
 from hf_specdec.training.recipes import Recipe
 from hf_specdec.training.survival_head import SurvivalHead
 from hf_specdec.training.texts import Text, TextBatch, digest_of, observe, padded
@@ -175,9 +176,9 @@ def train(
         state = _State.start(
             _Unrolling(network, recipe, reference), options, accelerator, about, out if resume else None, shard
         )
-        first = _read_before(texts, options, steps_before, own_texts=rounds is not None)
-        num_tokens = _tokens_until(texts, options, first + state.step * options.batch_size)
-        num_tokens -= _tokens_until(texts, options, first)
+        first = first_place(len(texts), options, steps_before, own_texts=rounds is not None)
+        num_tokens = tokens_until(texts, options, first + state.step * options.batch_size)
+        num_tokens -= tokens_until(texts, options, first)
         for step in range(state.step + 1, options.max_steps + 1):
             log = _one_step(partial(observer, target, network), rounds, texts, options, state, step, steps_before)
             num_tokens += log.num_tokens
@@ -329,8 +330,8 @@ def _one_step(
     steps_before: int,
 ) -> StepLog:
     started, accelerator = time.perf_counter(), state.accelerator
-    read_before = _read_before(texts, options, steps_before, own_texts=rounds is not None)
-    indices = _indices(len(texts), options, step, read_before)
+    first = first_place(len(texts), options, steps_before, own_texts=rounds is not None)
+    indices = texts_of_step(len(texts), options, step, first)
     batch = [texts[index] for index in indices]
     anchors = sum(text.num_anchors for text in batch)
     own = batch[accelerator.process_index :: accelerator.num_processes]
@@ -367,32 +368,6 @@ def _one_step(
     seconds = time.perf_counter() - started
     read = sum(len(text.tokens) for text in batch)
     return StepLog(step, loss / own_share, acceptance, tokens / seconds, means, num_tokens=read)
-
-
-def _indices(num_texts: int, options: TrainingOptions, step: int, read_before: int) -> list[int]:
-    """The texts of a step: the next ones of an endless row of permutations that depend on nothing but the seed."""
-    first = read_before + (step - 1) * options.batch_size
-    places = range(first, first + options.batch_size)
-    orders = {
-        epoch: torch.randperm(num_texts, generator=torch.Generator().manual_seed(options.seed * 1_000_003 + epoch))
-        for epoch in range(first // num_texts, places[-1] // num_texts + 1)
-    }
-    return [int(orders[place // num_texts][place % num_texts]) for place in places]
-
-
-def _read_before(texts: Sequence[Text], options: TrainingOptions, steps_before: int, *, own_texts: bool) -> int:
-    """Where a stage begins to read. A later one reads the texts that come next; one whose texts are its own, as recorded ones
-    are, reads them from the beginning of another order."""
-    read = steps_before * options.batch_size
-    return -(-read // len(texts)) * len(texts) if own_texts else read
-
-
-def _tokens_until(texts: Sequence[Text], options: TrainingOptions, place: int) -> int:
-    """Tokens of the texts before a place in the row of permutations."""
-    epochs, rest = divmod(place, len(texts))
-    order = torch.randperm(len(texts), generator=torch.Generator().manual_seed(options.seed * 1_000_003 + epochs))
-    lengths = [len(text.tokens) for text in texts]
-    return epochs * sum(lengths) + sum(lengths[index] for index in order[:rest].tolist())
 
 
 def _check(network: DraftNetwork, texts: Sequence[Text], options: TrainingOptions, accelerator: Accelerator) -> None:
