@@ -85,6 +85,7 @@ def train(
     credit: rl.Credit = rl.CreditName.position,
     draft_temperature: rl.DraftTemperature = 1.0,
     kl_weight: rl.KLWeight = 0.02,
+    anchor_weight: rl.AnchorWeight = None,
     continual: rl.Continual = None,
     replay_share: rl.ReplayShare = 0.5,
     reference_weight: rl.ReferenceWeight = 0.1,

@@ -117,6 +117,7 @@ def _rcsd(context: typer.Context, asked: Mapping[str, Any]) -> RCSDTraining:
         credit=asked["credit"].value,
         draft_temperature=asked["draft_temperature"],
         kl_weight=asked["kl_weight"],
+        anchor_weight=asked["anchor_weight"],
     )
 
 

@@ -11,6 +11,7 @@ import typer
 
 __all__ = [
     "FSDP",
+    "AnchorWeight",
     "AnswerBatchSize",
     "AnswerSeed",
     "AnswerTemperature",
@@ -163,6 +164,14 @@ DraftTemperature = Annotated[
 ]
 KLWeight = Annotated[
     float, typer.Option("--kl-weight", help="GRPO: weight of the distance to the start.", rich_help_panel=_RCSD)
+]
+AnchorWeight = Annotated[
+    float | None,
+    typer.Option(
+        "--anchor-weight",
+        help="Weight of the divergence from the target; 0.1 unless given.",
+        rich_help_panel=_RCSD,
+    ),
 ]
 Continual = Annotated[
     Path | None,

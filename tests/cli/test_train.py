@@ -17,8 +17,8 @@ from hf_specdec.cli.training_run import _follow
 from hf_specdec.training.acceptance import acceptance_lengths
 from hf_specdec.training.answers import is_held_out
 from hf_specdec.training.curve import DrafterCurve, read_curve
-from hf_specdec.training.rcsd import RoundRecorder
-from hf_specdec.training.recipes import RECIPES, STAGES, followed_by
+from hf_specdec.training.rcsd import RCSDTraining, RoundRecorder
+from hf_specdec.training.recipes import RECIPES, STAGES, followed_by, stages_of
 from hf_specdec.training.trainer import StepLog
 from tests.toys import prompts as ids_of
 
@@ -404,6 +404,23 @@ def test_rcsd_is_a_command_of_its_own(pair, options, run, run_json, tmp_path):
     found = run_json("train", "rcsd", *asked("three"), "--method", "grpo", "--group-size", 4, "--continual", live)
     assert (found["recipe"], found["num_recorded"] > 0) == ("rcsd-grpo", True)
     assert "--start" in run("train", "rcsd", *options[1:], code=2).stderr
+
+
+_DPO = {"pairs": "literal", "rejected": "first", "beta": 0.7, "anchor_weight": 0.2, "refreshes": 1}
+_GRPO = {"group": "response", "group_size": 3, "credit": "window", "draft_temperature": 0.4, "kl_weight": 0.3}
+
+
+@pytest.mark.parametrize(
+    ("method", "chosen"), [("dpo", {"refreshes": 1}), ("dpo", _DPO), ("grpo", {}), ("grpo", _GRPO)]
+)
+def test_the_options_of_rcsd_are_those_of_its_losses(options, run_json, tmp_path, method, chosen):
+    run_json(*options, "--recipe", "hass", "--max-steps", 2)
+    words = [tmp_path / "second" if part == tmp_path / "drafter" else part for part in options[1:]]
+    given = [word for name, value in chosen.items() for word in (f"--{name.replace('_', '-')}", value)]
+    run_json("train", "rcsd", *words, "--start", tmp_path / "drafter", "--max-steps", 2, "--method", method, *given)
+    state = json.loads((tmp_path / "second" / "checkpoint-00000002" / "state.json").read_text())
+    (expected,) = stages_of(f"rcsd-{method}", RCSDTraining(**chosen))
+    assert state["recipe"] == str(expected)
 
 
 def test_features_are_written_first_if_a_folder_is_named(pair, options, run, run_json, tmp_path):

@@ -98,12 +98,21 @@ def test_a_run_that_has_ended_is_left_as_it_is_although_it_trained_on_other_text
 
 
 def test_a_stage_is_made_as_it_was_asked_for():
-    options = RCSDTraining(masked=False, pairs="literal", refreshes=3, group="response", group_size=4, kl_weight=0.5)
+    options = RCSDTraining(
+        masked=False, pairs="literal", rejected="first", beta=0.7, refreshes=3, group="response", group_size=4,
+        credit="window", draft_temperature=0.5, kl_weight=0.5, anchor_weight=0.0,
+    )  # fmt: skip
     first, *others = stages_of("rcsd-dpo", options)
-    assert (len(others), first.loss) == (2, DPOLoss(pairs="literal", masked=False))
+    assert (len(others), first.loss) == (
+        2,
+        DPOLoss(pairs="literal", rejected="first", masked=False, beta=0.7, anchor_weight=0.0),
+    )
     eal, grpo = stages_of("eal+grpo", options)
     assert eal == RECIPES["eal"]
-    assert grpo.loss == GRPOLoss(group_size=4, group="response", masked=False, kl_weight=0.5)
+    assert grpo.loss == GRPOLoss(
+        group_size=4, group="response", credit="window", temperature=0.5, masked=False, kl_weight=0.5, anchor_weight=0.0
+    )
+    assert (RCSDTraining().dpo, RCSDTraining().grpo) == (DPOLoss(), GRPOLoss())
     assert all(stages_of(name) for name in (*RECIPES, *STAGES))
     with pytest.raises(InvalidConfigError, match="rcsd-grpo"):
         stages_of("ppo")

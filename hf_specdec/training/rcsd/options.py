@@ -29,7 +29,8 @@ class RCSDTraining:
         credit (`"position"` or `"window"`): GRPO: whether each draft has an advantage of its own, see [`GRPOLoss`].
         draft_temperature (`float`): GRPO: temperature at which windows are sampled.
         kl_weight (`float`): GRPO: weight of the distance to the frozen reference.
-        anchor_weight (`float`): Weight of the divergence from the target, which keeps supervision alive.
+        anchor_weight (`float`, *optional*): Weight of the divergence from the target, which keeps supervision alive; that of
+            the loss unless given.
 
     Raises:
         [`InvalidConfigError`]: If an option is out of range.
@@ -46,10 +47,10 @@ class RCSDTraining:
     credit: Literal["position", "window"] = "position"
     draft_temperature: float = 1.0
     kl_weight: float = 0.02
-    anchor_weight: float = 0.1
+    anchor_weight: float | None = None
 
     def __post_init__(self) -> None:
-        if self.refreshes < 1 or self.kl_weight < 0 or self.anchor_weight < 0:
+        if self.refreshes < 1 or self.kl_weight < 0 or (self.anchor_weight or 0.0) < 0:
             raise InvalidConfigError(
                 "refreshes must be at least 1, kl_weight and anchor_weight at least 0, got "
                 f"{self.refreshes}, {self.kl_weight} and {self.anchor_weight}"
@@ -67,7 +68,7 @@ class RCSDTraining:
             rejected=self.rejected,
             masked=self.masked,
             beta=self.beta,
-            anchor_weight=self.anchor_weight,
+            **self._anchor,
         )
 
     @property
@@ -80,5 +81,9 @@ class RCSDTraining:
             temperature=self.draft_temperature,
             masked=self.masked,
             kl_weight=self.kl_weight,
-            anchor_weight=self.anchor_weight,
+            **self._anchor,
         )
+
+    @property
+    def _anchor(self) -> dict[str, float]:
+        return {} if self.anchor_weight is None else {"anchor_weight": self.anchor_weight}
