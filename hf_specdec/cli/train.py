@@ -83,7 +83,7 @@ def train(
     group: rl.Group = rl.GroupName.window,
     group_size: rl.GroupSize = 8,
     credit: rl.Credit = rl.CreditName.position,
-    draft_temperature: rl.DraftTemperature = 1.0,
+    draft_temperature: rl.DraftTemperature = 0.3,
     kl_weight: rl.KLWeight = 0.02,
     anchor_weight: rl.AnchorWeight = None,
     continual: rl.Continual = None,

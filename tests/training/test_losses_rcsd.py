@@ -105,7 +105,7 @@ def test_the_gradient_with_credit_by_window_is_that_of_the_formula(masked, monke
     drafts = [best, [best[0], wrong[1], best[2]], [wrong[0], best[1], best[2]]]
     windows = windows_of(unrolled, drafts)
     monkeypatch.setattr("hf_specdec.training.losses.grpo.sample_windows", lambda *args: windows)
-    loss = GRPOLoss(group_size=3, credit="window", masked=masked, kl_weight=0.0, anchor_weight=0.0)
+    loss = GRPOLoss(group_size=3, credit="window", temperature=1.0, masked=masked, kl_weight=0.0, anchor_weight=0.0)
     mine = gradients(loss(unrolled).total, unrolled)
     rewards = torch.tensor([1.0, 1 / 3, 0.0])
     advantages = (rewards - rewards.mean()) / (rewards.std(unbiased=False) + 1e-4)
@@ -179,7 +179,7 @@ def test_a_chain_ends_with_the_first_token_that_is_not_the_targets_choice():
     unrolled = replace(unrolled, tokens=tokens)
     windows = sample_windows(unrolled, 4, 1.0)
     assert windows.trained[:, 0].T.int().tolist() == [[1, 1, 1], [1, 1, 0], [1, 0, 0]]
-    value = GRPOLoss(group_size=64, kl_weight=0.1, anchor_weight=0.0)(unrolled)
+    value = GRPOLoss(group_size=64, temperature=1.0, kl_weight=0.1, anchor_weight=0.0)(unrolled)
     assert value.parts["judged"] == pytest.approx((1 + 2 / 3 + 1 / 3) / 3)
     touched = torch.stack(gradients(value.total, unrolled)).abs().sum(-1)[:, 0] > 0
     assert torch.equal(touched, windows.trained[:, 0])

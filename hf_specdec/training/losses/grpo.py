@@ -47,7 +47,8 @@ class GRPOLoss:
             windows is then the gradient of the expected accepted length, that of [`EALLoss`] at `temperature`. `"window"`, the
             group-relative reading, gives all drafts of a window, the rejected one too, `A = (R - mean) / (std + 1e-4)` in the
             group, where the reward of a rollout is the mean of its rounds'.
-        temperature (`float`): Temperature at which windows are sampled and scored.
+        temperature (`float`): Temperature at which windows are sampled and scored; low, it stands for the argmax that greedy
+            decoding takes (ours).
         masked (`bool`): Whether a draft that is the target's own choice is never penalised (published); with credit by position
             none ever is.
         clip (`float`): Distance of the ratio from 1 at which it is clipped.
@@ -61,7 +62,7 @@ class GRPOLoss:
     group_size: int = 8
     group: Literal["window", "response"] = "window"
     credit: Literal["position", "window"] = "position"
-    temperature: float = 1.0
+    temperature: float = 0.3
     masked: bool = True
     clip: float = 0.2
     kl_weight: float = 0.02

@@ -45,7 +45,7 @@ class RCSDTraining:
     group: Literal["window", "response"] = "window"
     group_size: int = 8
     credit: Literal["position", "window"] = "position"
-    draft_temperature: float = 1.0
+    draft_temperature: float = 0.3
     kl_weight: float = 0.02
     anchor_weight: float | None = None
 
