@@ -1,6 +1,6 @@
 """Benchmarks: several ways of decoding the same prompts, side by side in one process."""
 
-from hf_specdec.bench.arms import Arm, check_arms, parse_arm
+from hf_specdec.bench.arms import Arm, check_arms, parse_arm, widest_pass
 from hf_specdec.bench.cost_log import CostLog
 from hf_specdec.bench.costs import CostMeter, Costs, measure_costs
 from hf_specdec.bench.divergence import divergences
@@ -21,5 +21,6 @@ __all__ = [
     "measure_costs",
     "parse_arm",
     "summarize",
+    "widest_pass",
     "write_report",
 ]

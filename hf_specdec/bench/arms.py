@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from hf_specdec.errors import InvalidConfigError, SpeculativeError
 from hf_specdec.trees import TreeShape
 
 
-__all__ = ["Arm", "check_arms", "parse_arm"]
+__all__ = ["Arm", "check_arms", "parse_arm", "widest_pass"]
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,14 @@ class Arm:
         if config is None or isinstance(config, SelfDraftConfig) or config.tree_shape is not None:
             return False
         return config.draft_vocabulary is None or self.reduced
+
+
+def widest_pass(arms: Iterable[Arm]) -> int:
+    """Tokens of the widest target pass that arms of this package ask for by their settings; 1 where they draft nothing."""
+    controllers = [
+        arm.config.controller(deterministic=True) for arm in arms if arm.config is not None and arm.is_priced
+    ]
+    return 1 + max((getattr(each, "longest", getattr(each, "length", 0)) for each in controllers), default=0)
 
 
 def parse_arm(name: str, draft_vocabulary: Path | None = None) -> Arm:

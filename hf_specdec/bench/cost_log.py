@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Protocol, final
 
-from hf_specdec.bench.costs import CostMeter, Costs, Turn, median_costs
+from hf_specdec.bench.costs import CostMeter, Costs, Turn, median_costs, widths_of
 from hf_specdec.files import mended_lines
 
 
@@ -92,15 +92,10 @@ def typical_costs(logs: Sequence[CostLog]) -> Costs:
 
 def _pace(turns: Iterable[Turn], typical: Costs) -> float:
     """How slow the machine was in some turns."""
-    expected: dict[str, list[float | None]] = {
-        "target": [*typical.target.values()],
-        "draft": [typical.draft_step] * len(typical.target),
-        "reduced": [typical.reduced_step] * len(typical.target),
-    }
-    return statistics.median(
-        seconds / usual
-        for turn in turns
-        for name, readings in turn.items()
-        for seconds, usual in zip(readings, expected[name], strict=True)
-        if usual
-    )
+    steps = {"draft": typical.draft_step, "reduced": typical.reduced_step}
+    paces: list[float] = []
+    for turn in turns:
+        passes = zip(widths_of(turn), turn["target"], strict=True)
+        paces += [seconds / typical.target[width] for width, seconds in passes]
+        paces += [seconds / usual for name, usual in steps.items() if usual for seconds in turn.get(name, ())]
+    return statistics.median(paces)

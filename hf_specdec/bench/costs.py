@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import statistics
 import time
+from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -15,10 +17,12 @@ from hf_specdec._compat import CACHE_KEY, undecorated_model
 from hf_specdec.networks import DraftNetwork
 
 
-__all__ = ["CostMeter", "Costs", "Turn", "measure_costs", "median_costs"]
+__all__ = ["CostMeter", "Costs", "Turn", "measure_costs", "median_costs", "widths_of"]
 
-# Seconds of `target` passes by width from 1 on, and of a `draft` and a `reduced` step beside each.
+# Seconds of `target` passes over as many tokens as `widths` says, and of a `draft` and a `reduced` step beside each.
 Turn = dict[str, list[float]]
+_EVERY = 9  # width up to which each one is measured
+_WIDE = (12, 17)  # and these of the wider ones
 
 
 @dataclass(frozen=True)
@@ -71,13 +75,17 @@ class Costs:
         return self.pass_seconds(num_drafts + 1) / self.target[1]
 
     def pass_seconds(self, width: int) -> float:
-        """Seconds of a target pass over `width` tokens; beyond what was measured, the last slope continues."""
+        """Seconds of a target pass over `width` tokens: between two widths that were measured a straight line, and beyond the
+        widest the last slope continues."""
         if width in self.target:
             return self.target[width]
         widths = sorted(self.target)
-        last, before = widths[-1], widths[-2]
-        slope = (self.target[last] - self.target[before]) / (last - before)
-        return self.target[last] + max(0.0, slope) * (width - last)
+        place = min(bisect_left(widths, width), len(widths) - 1)
+        before, after = widths[place - 1], widths[place]
+        slope = (self.target[after] - self.target[before]) / (after - before)
+        if width > after:
+            slope = max(0.0, slope)
+        return self.target[after] + slope * (width - after)
 
     def to_dict(self) -> dict[str, Any]:
         """All figures, with `c` and `v`."""
@@ -85,7 +93,7 @@ class Costs:
 
 
 class CostMeter:
-    """Measures target passes of 1 to `widest` tokens and draft steps in turn.
+    """Measures target passes of 1 to 9, 12, 17 and `widest` tokens, as far as that is, and draft steps in turn.
 
     What is timed is the call of the model with a cache and the arrival of its logits, and nothing of this package: no
     masks, no bookkeeping. What a pass left in the cache is cropped before the next, outside the time. Between turns nothing
@@ -111,19 +119,20 @@ class CostMeter:
     ) -> None:
         drafts = {"draft": draft, "reduced": reduced_draft}
         self._models = {"target": target} | {name: model for name, model in drafts.items() if model is not None}
-        self.prefix_length, self.widest, self.batch_size = prefix_length, widest, batch_size
+        self.prefix_length, self.batch_size = prefix_length, batch_size
+        self.widths = [width for width in (*range(1, _EVERY + 1), *_WIDE) if width < widest] + [widest]
 
     @torch.no_grad()
     def turn(self) -> Turn:
         """Seconds of one pass of each width, and of a draft step beside each, once every model has run a step untimed."""
         vocab_size = self._models["target"].config.get_text_config().vocab_size
-        shape = (self.batch_size, self.prefix_length + self.widest)
+        shape = (self.batch_size, self.prefix_length + self.widths[-1])
         tokens = torch.randint(0, vocab_size, shape, generator=torch.Generator().manual_seed(0))
         passes = {name: _Passes(model, tokens, self.prefix_length) for name, model in self._models.items()}
         for each in passes.values():
             each.seconds(1)
-        seconds: Turn = {name: [] for name in passes}
-        for width in range(1, self.widest + 1):
+        seconds: Turn = {"widths": [*self.widths], **{name: [] for name in passes}}
+        for width in self.widths:
             for name, each in passes.items():
                 seconds[name].append(each.seconds(width if name == "target" else 1))
         return seconds
@@ -141,14 +150,22 @@ def median_costs(turns: Sequence[Turn], meter: CostMeter) -> Costs:
         for name in ("draft", "reduced")
         if name in turns[0]
     }
-    by_width = zip(*(turn["target"] for turn in turns), strict=True)
+    by_width: defaultdict[int, list[float]] = defaultdict(list)
+    for turn in turns:
+        for width, seconds in zip(widths_of(turn), turn["target"], strict=True):
+            by_width[width].append(seconds)
     return Costs(
-        {width: statistics.median(seconds) for width, seconds in enumerate(by_width, start=1)},
+        {width: statistics.median(by_width[width]) for width in sorted(by_width)},
         steps.get("draft"),
         meter.prefix_length,
         steps.get("reduced"),
         meter.batch_size,
     )
+
+
+def widths_of(turn: Turn) -> list[int]:
+    """Tokens of each target pass of a turn; 1, 2, ... in one that does not say it."""
+    return [int(width) for width in turn.get("widths", range(1, len(turn["target"]) + 1))]
 
 
 def measure_costs(target: Any, draft: Any | None, *, repeats: int = 5, **options: Any) -> Costs:

@@ -84,7 +84,7 @@ def bench(
     measured before each prompt and give the predicted speed-up. Ctrl-C keeps what is done; --resume goes on. Exits with 1 if a
     greedy text of an exact arm of this package is not plain decoding's, and rounding does not explain it.
     """
-    from hf_specdec.bench import CostLog, CostMeter, check_arms, parse_arm, write_report
+    from hf_specdec.bench import CostLog, CostMeter, check_arms, parse_arm, widest_pass, write_report
     from hf_specdec.drafters import DraftVocabulary
     from hf_specdec.networks.checkpoint import is_exit_heads
     from hf_specdec.reduced_head import reduce_head
@@ -137,7 +137,13 @@ def bench(
             name: _benchmark(models, each, chosen, checkpoints[name].rows, settings) for name, each in texts.items()
         }
         reduced = None if vocabulary is None else reduce_head(models.assistant, vocabulary.token_ids)
-        meter = CostMeter(models.target, models.assistant, reduced_draft=reduced, batch_size=batch_size)
+        meter = CostMeter(
+            models.target,
+            models.assistant,
+            reduced_draft=reduced,
+            batch_size=batch_size,
+            widest=max(9, widest_pass(chosen)),
+        )
         rows = {}
         for checkpoint in checkpoints.values():
             checkpoint.begin(resume)
@@ -298,6 +304,7 @@ def _environment(
     from hf_specdec.placement import device_of
 
     is_network = isinstance(models.assistant, DraftNetwork)
+    costs = typical_costs([each.costs for each in benchmarks if each.costs is not None])
     return {
         **_named("target", settings["target"], models.target),
         **_named("assistant", settings["assistant"], models.assistant),
@@ -317,7 +324,8 @@ def _environment(
         ),
         "date": date.today().isoformat(),
         "versions": versions(),
-        "costs": typical_costs([each.costs for each in benchmarks if each.costs is not None]).to_dict(),
+        "predicted from": f"passes over {', '.join(map(str, costs.target))} tokens; straight lines between and beyond them",
+        "costs": costs.to_dict(),
     }
 
 

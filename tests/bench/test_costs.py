@@ -1,13 +1,24 @@
 """The cost model and the figures drawn from it."""
 
 import dataclasses
+import json
 
 import pytest
 import torch
 
 from hf_specdec import NucleusConfig, SelfDraftConfig, SpeculativeConfig, TreeShape
 from hf_specdec._compat import CACHE_KEY
-from hf_specdec.bench import CostLog, CostMeter, Costs, Row, check_arms, measure_costs, parse_arm, summarize
+from hf_specdec.bench import (
+    CostLog,
+    CostMeter,
+    Costs,
+    Row,
+    check_arms,
+    measure_costs,
+    parse_arm,
+    summarize,
+    widest_pass,
+)
 from hf_specdec.bench.costs import _Passes
 from hf_specdec.bench.report import markdown
 from hf_specdec.errors import InvalidConfigError
@@ -161,7 +172,34 @@ def test_each_prompt_is_judged_by_the_pace_of_its_time(tmp_path):
 def test_a_turn_holds_a_draft_step_beside_each_width():
     model = tiny_llama()
     turn = CostMeter(model, noisy_copy(model), prefix_length=16, widest=3).turn()
-    assert {name: len(each) for name, each in turn.items()} == {"target": 3, "draft": 3}
+    assert {name: len(each) for name, each in turn.items()} == {"widths": 3, "target": 3, "draft": 3}
+
+
+def test_wide_passes_are_measured_as_far_as_the_arms_need_them():
+    model = tiny_llama()
+    for widest, wide in ((9, []), (11, [11]), (17, [12, 17]), (25, [12, 17, 25])):
+        meter = CostMeter(model, None, prefix_length=4, widest=widest)
+        assert meter.widths == [*range(1, 10), *wide]
+    costs = measure_costs(model, None, prefix_length=4, widest=17, repeats=1)
+    assert list(costs.target) == meter.widths[:-1]
+    assert costs.pass_seconds(14) == pytest.approx(costs.target[12] + (costs.target[17] - costs.target[12]) * 2 / 5)
+    arms = {"plain": 1, "model-3": 4, "ngram-20": 21, "default": 17, "hybrid": 17, "tree": 1, "self-draft": 1}
+    assert {name: widest_pass([parse_arm(name)]) for name in arms} == arms
+    assert widest_pass([parse_arm(name) for name in arms]) == 21
+
+
+def test_between_measured_widths_runs_a_straight_line():
+    costs = Costs({1: 1.0, 2: 1.1, 6: 1.9, 10: 1.7}, draft_step=None, prefix_length=8)
+    seconds = [costs.pass_seconds(width) for width in (1, 2, 3, 6, 8, 10, 14)]
+    assert seconds == pytest.approx([1.0, 1.1, 1.3, 1.9, 1.8, 1.7, 1.7])
+
+
+def test_turns_of_a_run_that_measured_fewer_widths_still_count(tmp_path):
+    turns = [[0, {"target": [1.0, 1.2]}], [1, {"widths": [1, 2, 5], "target": [3.0, 3.6, 6.0]}]]
+    (tmp_path / "costs.jsonl").write_text("".join(json.dumps(turn) + "\n" for turn in turns))
+    log = CostLog(Slowing(), tmp_path / "costs.jsonl")
+    assert log.typical.target == {1: 2.0, 2: pytest.approx(2.4), 5: 6.0}
+    assert log.beside(1).target[1] == pytest.approx(3.0)
 
 
 def test_a_short_run_is_measured_until_medians_mean_something():

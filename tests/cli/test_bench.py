@@ -53,6 +53,7 @@ def test_the_outputs_agree_and_exact_texts_are_plain(pair, data, tmp_path, run_j
     assert (tmp_path / "r" / "result.png").read_bytes().startswith(b"\x89PNG")
     table = (tmp_path / "r" / "result.md").read_text()
     assert "| stock-lookup-3 |" in table
+    assert "- predicted from: passes over 1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 17 tokens; straight lines between" in table
     assert "`model-3`: best constant length in hindsight" in table
     assert str(tmp_path) not in table + json.dumps(saved["environment"])
 
