@@ -18,6 +18,7 @@ import torch
 
 import hf_specdec.loop
 from hf_specdec.drafters import assistant, head, self_draft, tree
+from tests import own_process
 
 
 HUB = "HF_SPECDEC_HUB"
@@ -43,6 +44,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for marker, (skip, reason) in skips.items():
             if skip and marker in item.keywords:
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
+    if "own_process" not in item.keywords:
+        return None
+    own_process.run(item)
+    return True
 
 
 @pytest.fixture(autouse=True)

@@ -11,6 +11,9 @@ copy or a question brings a value back. What is counted is what `torch.cuda.set_
 
 Not counted: what the allocator or a library waits for, and launches.
 
+torch knows one such device for the rest of a process, and trains on it from then on: tests that use it are marked
+`own_process`.
+
 It has a clock of its own, on which the host takes `launch` seconds to ask for an operation and the device `work` seconds for
 it, one after another; whatever is counted lets the host wait until the device is done. Events are those of a GPU.
 """
@@ -18,6 +21,7 @@ it, one after another; whatever is counted lets the host wait until the device i
 from __future__ import annotations
 
 import traceback
+from functools import cache
 from typing import Any
 
 import torch
@@ -90,8 +94,14 @@ class _Backend:
         """It has no dice of its own."""
 
 
-_setup_privateuseone_for_python_backend(_NAME, _Backend())
-DEVICE = torch.device(_NAME, 0)
+DEVICE = torch.device("privateuseone", 0)
+
+
+@cache
+def _register() -> None:
+    """Makes the device known to torch, which then takes it for the accelerator of this process, for good."""
+    _setup_privateuseone_for_python_backend(_NAME, _Backend())
+
 
 _ATEN = torch.ops.aten
 _WAITS = {
@@ -179,6 +189,7 @@ class FakeDevice(TorchDispatchMode):
         return self.reads + self.blocking_uploads
 
     def __enter__(self) -> FakeDevice:
+        _register()
         FakeDevice._active = self
         self._lifted = torch._C._only_lift_cpu_tensors()
         torch._C._set_only_lift_cpu_tensors(
@@ -287,6 +298,7 @@ def _wrapped(value: Any, given: dict[int, FakeTensor]) -> Any:
 
 def moved(model: nn.Module) -> nn.Module:
     """The model itself, its weights and buffers put on the device."""
+    _register()
     for module in model.modules():
         for name, parameter in module._parameters.items():
             if parameter is not None:

@@ -17,7 +17,10 @@ from tests.toys import noisy_copy, prompts, tiny_llama
 
 
 fake_device = pytest.importorskip("tests.fake_device")
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a second accelerator would be one too many")
+pytestmark = [
+    pytest.mark.own_process,
+    pytest.mark.skipif(torch.cuda.is_available(), reason="a second accelerator would be one too many"),
+]
 
 EXACT = {"on_drafter_error": "raise"}
 

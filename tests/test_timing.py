@@ -14,7 +14,10 @@ from tests.toys import noisy_copy, prompts, tiny_llama
 
 
 fake_device = pytest.importorskip("tests.fake_device")
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a second accelerator would be one too many")
+pytestmark = [
+    pytest.mark.own_process,
+    pytest.mark.skipif(torch.cuda.is_available(), reason="a second accelerator would be one too many"),
+]
 
 LAUNCH, TARGET, DRAFT = 1e-5, 1e-3, 1e-4  # seconds of an operation: for the host, and for the device
 

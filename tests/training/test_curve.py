@@ -6,7 +6,8 @@ from hf_specdec.training.trainer import StepLog
 
 
 def log(step, num_tokens, tau=1.5):
-    return StepLog(step, 2.0, (0.5,), 9.0, {} if tau is None else {"tau": tau}, num_tokens)
+    evaluation = {} if tau is None else {"tau": tau}
+    return StepLog(step, 2.0, (0.5,), 9.0, evaluation=evaluation, num_tokens=num_tokens)
 
 
 def test_what_is_done_again_stands_there_once(tmp_path):
