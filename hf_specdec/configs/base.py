@@ -125,11 +125,22 @@ class BaseConfig(ABC):
             check_pair(self.fingerprint, target.config, draft.config)
 
     def controller(self, *, deterministic: bool) -> LengthController:
-        """The length controller; `deterministic` says that the draft length cannot change the text."""
+        """The length controller; `deterministic` says that the draft length cannot change the text.
+
+        Raises:
+            [`InvalidConfigError`]: If it goes by what it measures where that would change the text.
+        """
         if isinstance(self.length, int):
             return ConstantLength(self.length)
         if isinstance(self.length, str):
             return self.auto_length(deterministic)
+        if isinstance(self.length, GoodputLength) and self.length.costs is None and not deterministic:
+            raise InvalidConfigError(
+                "GoodputLength drafts as far as pays by the seconds it measures. Where tokens are sampled, under a rule "
+                "that is not exact, and for a target in shards, nothing timed may decide that: a seed or threshold would "
+                "not reproduce its text, and shards would wait for one another. Pass GoodputLength(costs=...), with the "
+                "costs of a greedy exact run's speculative_stats, or length=<number>"
+            )
         return self.length
 
     def auto_length(self, deterministic: bool) -> LengthController:

@@ -49,7 +49,8 @@ class GoodputLength:
     A drafter that decides itself how far it goes, as self-drafting does, is asked for the longest draft or for none: tokens and
     seconds of its whole rounds are compared with plain steps.
 
-    What is measured depends on the clock. Where the length must not (a seed should reproduce a sampled text), pass `costs`.
+    What is measured depends on the clock. Where the length must not, because it changes a text that a seed or threshold should
+    reproduce, `costs` are asked for: without them this controller is refused for sampling and for rules that are not exact.
 
     Args:
         longest (`int`): Longest draft.

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from hf_specdec import CostTable, GoodputLength, InvalidConfigError, SpeculativeConfig
+from hf_specdec import CostTable, EASDConfig, GoodputLength, InvalidConfigError, SelfDraftConfig, SpeculativeConfig
 from hf_specdec.lengths.forecast import GoodputForecast, expected_tokens
 from hf_specdec.records import Plan, Round
 from tests.toys import noisy_copy, prompts, tiny_llama
@@ -153,6 +153,26 @@ def test_a_seed_reproduces_sampled_text_with_frozen_costs():
             )
         )
     assert torch.equal(*texts)
+
+
+@pytest.mark.parametrize(
+    ("config", "options"),
+    [
+        (SpeculativeConfig, {"do_sample": True}),
+        (EASDConfig, {"do_sample": False}),
+        (SelfDraftConfig, {"do_sample": True}),
+    ],
+)
+def test_what_is_timed_decides_no_text_that_a_seed_or_threshold_reproduces(config, options):
+    model = tiny_llama()
+    options = {**prompts(1), **options, "max_new_tokens": 6}
+    if config is not SelfDraftConfig:
+        options["assistant_model"] = noisy_copy(model)
+    with pytest.raises(InvalidConfigError, match=r"GoodputLength\(costs=...\)"):
+        model.generate(**options, speculative_config=config(length=GoodputLength()))
+    costs = CostTable(0.1, ((1, 1.0), (6, 1.2)))
+    assert model.generate(**options, speculative_config=config(length=GoodputLength(costs=costs))).shape[0] == 1
+    assert config(length="auto").controller(deterministic=False).length >= 5
 
 
 def test_a_match_that_extends_a_draft_says_nothing_against_the_draft():
